@@ -1,0 +1,17 @@
+"""ViT-H/14 on ImageNet-21k: the paper's pre-training (table 3).
+
+The authors report 49.06 % precision at 1 on held-out images (vision_transformer, issue 62).
+
+Table 3 has no row for this run, though table 5 has its results: the values are L's.
+
+python -m vit_jax.main --config=configs/vit_h14_i21k.py --workdir=DIR
+"""
+
+from vit_jax.config import choose
+from vit_jax.recipes import imagenet21k
+
+
+def get_config(argument=None):
+    config = imagenet21k("ViT-H/14")
+    # 90 epochs, 1e-3 linear to 1e-5, weight decay 0.03, dropout 0.1: shared by all models.
+    return choose(config, argument)

@@ -1,0 +1,24 @@
+"""Vision Transformers in JAX: pre-train, fine-tune, look inside.
+
+`create_model("ViT-B/16", num_classes=10)` makes a model, `load_model(workdir)` reads one back.
+"""
+
+__version__ = "0.1.0"
+__all__ = ["MODELS", "UserError", "create_model", "load_model"]
+
+
+def __getattr__(name: str):
+    # Loaded when asked for, so that `import vit_jax` costs nothing.
+    if name in ("MODELS", "create_model"):
+        from vit_jax import models
+
+        return getattr(models, name)
+    if name == "load_model":
+        from vit_jax.training.workdir import load_model
+
+        return load_model
+    if name == "UserError":
+        from vit_jax.errors import UserError
+
+        return UserError
+    raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")

@@ -1,0 +1,168 @@
+"""Every value a training job can set, and how a config is made from them.
+
+A file in `configs/` starts from `base_config()`, changes what its job needs and returns it
+through `choose(config, argument)`. Everything here is read somewhere; a key that is not here
+is an error.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax.errors import UserError, nearest
+
+# What may differ between the start of a run and its continuation: nothing that the training sees.
+OPERATIONAL = {
+    "log_every",
+    "checkpoint_every",
+    "checkpoints_kept",
+    "data.workers",
+    "data.max_unreadable",
+}
+
+
+def base_config() -> ConfigDict:
+    """The defaults: the paper's pre-training (section 4.1, table 3), on the embedded digits."""
+    config = ConfigDict()
+    config.seed = 0
+    config.batch_size = 4096  # Of all devices together.
+    config.micro_batches = 1  # The batch is cut into so many; their gradients are averaged.
+    config.steps = placeholder(int)  # Give steps or epochs.
+    config.epochs = placeholder(float)
+
+    config.model = ConfigDict()
+    config.model.name = "ViT-B/16"
+    # A size or patch other than the name's.
+    for size in ("patch_size", "dim", "depth", "hidden", "heads"):
+        config.model[size] = placeholder(int)
+    config.model.pooling = "cls"  # Or gap.
+    config.model.pre_logits = False  # The pre-training head's hidden tanh layer.
+    config.model.dropout = 0.0
+    config.model.head_bias = 0.0
+    config.model.gelu = "tanh"  # Or erf.
+    config.model.dtype = "float32"  # Or bfloat16: of the computation; parameters are float32.
+
+    config.data = ConfigDict()
+    config.data.source = "digits"  # Or folder, tfds, synthetic.
+    config.data.path = ""  # The folder, or TFDS's `name` or `name:data_dir`.
+    config.data.train_split = "train"
+    config.data.test_split = "test"
+    config.data.label_key = "label"  # The TFDS feature with the label or the labels.
+    config.data.num_classes = placeholder(int)  # Width of the head, where not the data set's own.
+    config.data.image_size = 224
+    config.data.crop_area = (0.05, 1.0)  # Inception crop: share of the image's area,
+    config.data.crop_aspect = (3 / 4, 4 / 3)  # and width over height.
+    config.data.flip = True
+    config.data.test_resize = 256  # Short side before the central crop.
+    config.data.workers = 0  # Processes that decode, for each host; 0: threads.
+    config.data.max_unreadable = 100  # Image files skipped before the run gives up.
+
+    config.loss = ConfigDict()
+    config.loss.name = "softmax"  # Or sigmoid: summed over the classes.
+    config.loss.label_smoothing = 0.0
+
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "adam"  # Or sgd.
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.end_learning_rate = 0.0
+    config.optimizer.schedule = "cosine"  # Or linear, constant.
+    config.optimizer.warmup_steps = 10_000
+    config.optimizer.beta1 = 0.9  # Momentum, for sgd.
+    config.optimizer.beta2 = 0.999
+    config.optimizer.epsilon = 1e-8
+    config.optimizer.weight_decay = 0.1  # Decoupled: times the learning rate.
+    config.optimizer.decay = "kernels"  # Or all parameters.
+    config.optimizer.clip_norm = 1.0  # Global norm of the gradient; 0: off.
+
+    config.log_every = 50  # All in steps.
+    config.evaluate_every = 1000
+    config.checkpoint_every = 1000
+    config.checkpoints_kept = 2
+    return config.lock()
+
+
+def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
+    """The config itself, or with the argument `smoke` its two-step version on synthetic images."""
+    if not argument:
+        return config
+    if argument != "smoke":
+        raise UserError(f"unknown config argument {argument!r}; there is: smoke")
+    patch = config.model.patch_size or int(config.model.name.split("/")[1])
+    config.update(dict(steps=2, epochs=None, batch_size=16, log_every=1, evaluate_every=2, checkpoint_every=2))
+    config.model.update(dict(dim=64, depth=2, hidden=128, heads=2))
+    config.data.update(dict(source="synthetic", workers=0, image_size=4 * patch, test_resize=5 * patch))
+    config.data.num_classes = 10
+    config.optimizer.warmup_steps = 1
+    return config
+
+
+def check(config: ConfigDict) -> None:
+    """Raises UserError for keys and values that no run could use."""
+    known, given = dict(leaves(base_config())), dict(leaves(config))
+    for key in given.keys() - known.keys():
+        raise UserError(f"unknown config key {key!r}; {nearest(key, known)}")
+    for key in known.keys() - given.keys():
+        raise UserError(f"config key {key!r} is missing: start the config from vit_jax.config.base_config()")
+    if (config.steps is None) == (config.epochs is None):
+        raise UserError("give either steps or epochs (config.steps, config.epochs), not both")
+    if (config.steps or config.epochs) <= 0:
+        raise UserError("config.steps or config.epochs must be above 0")
+    for key in ("batch_size", "micro_batches", "data.image_size", "log_every", "evaluate_every"):
+        _require(given[key] >= 1, key, given[key], "at least 1")
+    for key in ("checkpoint_every", "checkpoints_kept"):
+        _require(given[key] >= 1, key, given[key], "at least 1")
+    _require(0 <= config.model.dropout < 1, "model.dropout", config.model.dropout, "from 0 to below 1")
+    _require(
+        config.data.test_resize >= config.data.image_size,
+        "data.test_resize",
+        config.data.test_resize,
+        f"at least data.image_size = {config.data.image_size}",
+    )
+    for key, values in {
+        "loss.name": ("softmax", "sigmoid"),
+        "optimizer.name": ("adam", "sgd"),
+        "optimizer.schedule": ("linear", "cosine", "constant"),
+        "optimizer.decay": ("kernels", "all"),
+        "model.dtype": ("float32", "bfloat16"),
+    }.items():
+        _require(given[key] in values, key, given[key], " or ".join(values))
+
+
+def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All (dotted key, value) of a config."""
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def to_json(config: ConfigDict) -> str:
+    """Text that `from_json` reads back; the order of keys is kept."""
+    return json.dumps(config.to_dict(), indent=2)
+
+
+def from_json(text: str) -> ConfigDict:
+    """The config that `to_json` wrote."""
+    config = base_config()
+    config.unlock().update(json.loads(text))
+    return config.lock()
+
+
+def differences(saved: str, config: ConfigDict) -> list[str]:
+    """What keeps a run of `config` from continuing one of the saved config: `key: saved -> new`."""
+    old = dict(leaves(ConfigDict(json.loads(saved))))
+    new = dict(leaves(ConfigDict(json.loads(to_json(config)))))
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if key not in OPERATIONAL and old.get(key) != new.get(key)
+    ]
+
+
+def _require(holds: bool, key: str, value: Any, what: str) -> None:
+    if not holds:
+        raise UserError(f"config.{key} is {value!r} and must be {what}")

@@ -1,0 +1,45 @@
+"""Trains a model: python -m vit_jax.main --config=configs/quickstart.py --workdir=DIR
+
+Values of the config are changed as --config.optimizer.learning_rate=1e-3; the argument `smoke`
+(--config=configs/vit_l16_i21k.py:smoke) makes two steps on random images to check a set-up.
+"""
+
+import time
+
+STARTED = time.time()
+
+from pathlib import Path  # noqa: E402
+
+from absl import flags  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from vit_jax import command  # noqa: E402
+from vit_jax.config import check  # noqa: E402
+from vit_jax.errors import UserError  # noqa: E402
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "The job: a file such as configs/quickstart.py.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; start again on it to go on.")
+COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "Several processes: host:port of the first, or auto on Cloud TPU, GKE and SLURM."
+)
+PROCESSES = flags.DEFINE_integer("processes", None, "How many processes, with --coordinator=host:port.")
+PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
+
+
+def main() -> None:
+    config = CONFIG.value
+    if config is None or not WORKDIR.value:
+        raise UserError("give --config=configs/quickstart.py and --workdir=DIR")
+    check(config)
+    from vit_jax.parallel import distributed
+
+    command.use_compilation_cache()
+    distributed.start(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+
+    from vit_jax.training.loop import train
+
+    train(config, Path(WORKDIR.value).absolute(), started=STARTED)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,88 @@
+"""Accuracy and loss over a whole split."""
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from vit_jax.data.pipeline import SkipLog, evaluation_batches
+from vit_jax.data.sources import Source
+from vit_jax.parallel.mesh import split_batch, to_devices
+from vit_jax.training.report import Sample
+from vit_jax.training.step import make_eval_step, normalize
+
+
+class Evaluator:
+    """Evaluates parameters on every image of a source once; compiled at the first call."""
+
+    def __init__(self, graphdef: nnx.GraphDef, source: Source, config: ConfigDict, mesh: Mesh, say):
+        # As large as the training batch, but no larger than the split needs.
+        devices = mesh.size
+        batch_size = min(config.batch_size, -(-len(source) // devices) * devices)
+        self._arguments = dict(
+            batch_size=batch_size,
+            image_size=config.data.image_size,
+            resize=config.data.test_resize,
+            workers=config.data.workers,
+            process=jax.process_index(),
+            processes=jax.process_count(),
+        )
+        self._graphdef, self._source = graphdef, source
+        self._step = make_eval_step(graphdef, config, mesh)
+        self._sharding = split_batch(mesh)
+        self._skipped = SkipLog(source, config.data.max_unreadable, say)
+
+    def __call__(self, params: dict) -> dict[str, float]:
+        """Mean `loss` and `accuracy` over the readable images, and how many `images` these were."""
+        total = None
+        for batch in evaluation_batches(self._source, **self._arguments):
+            sums = self._step(params, to_devices(self._skipped.check(batch), self._sharding))
+            total = sums if total is None else jax.tree.map(jax.numpy.add, total, sums)
+        total = {name: float(value) for name, value in jax.device_get(total).items()}
+        images = max(total["images"], 1.0)
+        return {
+            "loss": total["loss"] / images,
+            "accuracy": total["accuracy"] / images,
+            "images": total["images"],
+        }
+
+    def samples(self, params: dict, most: int = 48) -> list[Sample]:
+        """Test images spread evenly over the split, with what the model says of them."""
+        params = jax.tree.map(lambda x: x.addressable_data(0), params)
+        chosen = np.unique(np.linspace(0, len(self._source) - 1, most).astype(int))
+        picked = _Picked(self._source, chosen)
+        arguments = self._arguments | dict(batch_size=len(chosen), process=0, processes=1, workers=0)
+        (batch,) = evaluation_batches(picked, **arguments)
+        names = self._source.class_names
+        logits = nnx.merge(self._graphdef, params)(normalize(batch["image"]))
+        probabilities = np.asarray(jax.nn.softmax(logits))
+        return [
+            Sample(
+                image,
+                ", ".join(names[label] for label in labels if label >= 0),
+                names[row.argmax()] if row.argmax() < len(names) else str(row.argmax()),
+                float(row.max()),
+            )
+            for image, labels, row, keep in zip(
+                batch["image"], batch["labels"], probabilities, batch["mask"], strict=True
+            )
+            if keep
+        ]
+
+
+class _Picked:
+    """Some images of a source."""
+
+    def __init__(self, source: Source, indices: np.ndarray):
+        self._source, self._indices = source, indices
+        self.class_names, self.max_labels = source.class_names, source.max_labels
+
+    def __len__(self):
+        return len(self._indices)
+
+    def __getitem__(self, index):
+        return self._source[int(self._indices[index])]
+
+    def describe(self, index):
+        return self._source.describe(int(self._indices[index]))

@@ -1,0 +1,61 @@
+"""Learning-rate schedule and optimizer (paper, section 4.1 and table 3)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+
+
+def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
+    """The learning rate of update t = 1 ... `steps`; at t = 0 it would be 0.
+
+    Linear warm-up times a linear or cosine decay from `learning_rate` to `end_learning_rate`,
+    reached at the last update.
+
+    Raises:
+      UserError: warm-up as long as the whole run.
+    """
+    base, end, warmup = config.learning_rate, config.end_learning_rate, config.warmup_steps
+    if warmup >= steps and warmup > 0:
+        raise UserError(
+            f"optimizer.warmup_steps = {warmup} is not below the run's {steps} steps; "
+            f"use fewer, such as {steps // 10}, or train longer"
+        )
+
+    def schedule(t: jax.Array) -> jax.Array:
+        t = jnp.asarray(t, jnp.float32)
+        progress = jnp.clip((t - warmup) / (steps - warmup), 0, 1)
+        rate = {
+            "linear": end + (base - end) * (1 - progress),
+            "cosine": end + (base - end) * (1 + jnp.cos(jnp.pi * progress)) / 2,
+            "constant": jnp.full_like(progress, base),
+        }[config.schedule]
+        return rate * jnp.minimum(1, t / warmup) if warmup else rate
+
+    return schedule
+
+
+def make_optimizer(
+    config: ConfigDict, schedule: Callable[[jax.Array], jax.Array]
+) -> optax.GradientTransformation:
+    """Clip by global norm, Adam or momentum, decoupled weight decay, learning rate."""
+    if config.name == "adam":
+        direction = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
+    else:
+        direction = optax.trace(decay=config.beta1)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        direction,
+        optax.add_decayed_weights(config.weight_decay, mask=kernels if config.decay == "kernels" else None),
+        # Optax counts from 0; the first update is t = 1, and its rate is not 0.
+        optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
+    )
+
+
+def kernels(params: dict) -> dict:
+    """True for the weights of dense and convolution layers: by name, whatever their rank."""
+    return jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", params)

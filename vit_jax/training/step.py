@@ -1,0 +1,117 @@
+"""The training step and the evaluation step: pure functions of plain pytrees, compiled once.
+
+The train state is `{"params", "optimizer", "step"}`; every random number of step t is drawn
+from a key folded from (seed, t), so nothing random is kept between steps.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from vit_jax.parallel.mesh import replicated, split_batch
+from vit_jax.training.objective import classification_loss, correct
+
+State = dict
+Metrics = dict[str, jax.Array]
+
+
+def init_metrics() -> Metrics:
+    """Sums over the steps since the last log line, and the first step that was not finite, or 0."""
+    sums = ("loss", "accuracy", "gradient_norm", "steps")
+    return {name: np.float32(0) for name in sums} | {"nonfinite_step": np.int32(0)}
+
+
+def init_state(params: dict, optimizer: optax.GradientTransformation) -> State:
+    """The state before the first step."""
+    return {"params": params, "optimizer": optimizer.init(params), "step": np.int32(0)}
+
+
+def normalize(images: jax.Array) -> jax.Array:
+    """uint8 to float32 in [-1, 1]."""
+    return images.astype(jnp.float32) / 127.5 - 1
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: ConfigDict, mesh: Mesh
+) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
+    """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's memory is reused.
+
+    With `config.micro_batches` above 1 the batch is cut up, each part drops out by its own key,
+    and the gradients are averaged: the same update as from the whole batch.
+    """
+
+    def loss_of(params, micro, key):
+        model = nnx.merge(graphdef, params)
+        logits = model(normalize(micro["image"]), nnx.Rngs(dropout=key))
+        losses = classification_loss(logits, micro["labels"], config.loss.name, config.loss.label_smoothing)
+        return losses.mean(), correct(logits, micro["labels"]).mean()
+
+    gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+
+    def accumulate(params, batch, key):
+        parts = config.micro_batches
+        if parts == 1:
+            return gradient_of(params, batch, key)
+
+        def cut(array):
+            # Part i takes every parts-th image, so that each stays on the device it is on.
+            array = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
+            return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(None, "data")))
+
+        def add(total, part):
+            index, micro = part
+            return jax.tree.map(jnp.add, total, gradient_of(params, micro, jax.random.fold_in(key, index))), None
+
+        zero = jax.tree.map(jnp.zeros_like, ((jnp.zeros(()), jnp.zeros(())), params))
+        total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), jax.tree.map(cut, batch)))
+        return jax.tree.map(lambda x: x / parts, total)
+
+    def train_step(state, metrics, batch):
+        step = state["step"] + 1
+        key = jax.random.fold_in(jax.random.key(config.seed), step)
+        (loss, accuracy), gradient = accumulate(state["params"], batch, key)
+        norm = optax.global_norm(gradient)
+        updates, optimizer_state = optimizer.update(gradient, state["optimizer"], state["params"])
+        params = optax.apply_updates(state["params"], updates)
+
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        first = metrics["nonfinite_step"]
+        metrics = {
+            "loss": metrics["loss"] + loss,
+            "accuracy": metrics["accuracy"] + accuracy,
+            "gradient_norm": metrics["gradient_norm"] + norm,
+            "steps": metrics["steps"] + 1,
+            "nonfinite_step": jnp.where((first == 0) & ~finite, step, first),
+        }
+        return {"params": params, "optimizer": optimizer_state, "step": step}, metrics
+
+    everywhere = replicated(mesh)
+    return jax.jit(
+        train_step,
+        donate_argnums=0,
+        in_shardings=(everywhere, everywhere, split_batch(mesh)),
+        out_shardings=everywhere,
+    )
+
+
+def make_eval_step(graphdef: nnx.GraphDef, config: ConfigDict, mesh: Mesh) -> Callable[[dict, dict], Metrics]:
+    """Compiles `(params, batch) -> {loss, accuracy, images}`, summed over the unmasked images."""
+
+    def eval_step(params, batch):
+        logits = nnx.merge(graphdef, params)(normalize(batch["image"]))
+        losses = classification_loss(logits, batch["labels"], config.loss.name, smoothing=0.0)
+        keep = batch["mask"]
+        return {
+            "loss": jnp.where(keep, losses, 0).sum(),
+            "accuracy": (correct(logits, batch["labels"]) & keep).sum(),
+            "images": keep.sum(),
+        }
+
+    everywhere = replicated(mesh)
+    return jax.jit(eval_step, in_shardings=(everywhere, split_batch(mesh)), out_shardings=everywhere)
