@@ -1,13 +1,15 @@
 """How every command starts and how it fails: a user's mistake is one line and exit code 2."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
 
-from vit_jax.errors import UserError
+from vit_jax.config import base_config, leaves
+from vit_jax.errors import UserError, nearest
 
 
 def run(main: Callable[[], None]) -> None:
@@ -17,20 +19,36 @@ def run(main: Callable[[], None]) -> None:
     traceback and 1.
     """
     try:
-        flags.FLAGS(sys.argv, known_only=False)
-        if len(extra := flags.FLAGS(sys.argv)) > 1:
-            raise UserError(f"unexpected argument {extra[1]!r}")
+        parse_flags()
         main()
     except UserError as error:
-        sys.exit(fail(str(error)))
-    except flags.Error as error:
-        sys.exit(fail(str(error)))
+        print("error: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
-def fail(message: str) -> int:
-    """Prints an error as one line; returns exit code 2."""
-    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-    return 2
+def parse_flags() -> None:
+    """Raises UserError for flags that are unknown or malformed, and configs that do not load."""
+    try:
+        unexpected = flags.FLAGS(sys.argv)[1:]
+        if "config" in flags.FLAGS and flags.FLAGS.config is not None:
+            dict(flags.FLAGS.config)  # A file that could not be loaded raises at the first use.
+    except (flags.Error, KeyError, AttributeError, TypeError, OSError) as error:
+        raise UserError(_explain(error)) from error
+    if unexpected:
+        raise UserError(f"unexpected argument {unexpected[0]!r}")
+
+
+def _explain(error: BaseException) -> str:
+    """What ml_collections and absl mean, in one line; they nest messages and whole tracebacks."""
+    last = str(error.args[0] if error.args else error).strip().splitlines()[-1].strip()
+    if isinstance(error, flags.Error):
+        return last.removeprefix("vit_jax.errors.UserError: ") if "Traceback" in str(error) else str(error)
+    if isinstance(error, OSError):
+        return f"the config does not load: {last}"
+    if key := re.search(r"'(\w+)", str(error)):
+        known = {part for path, _ in leaves(base_config()) for part in path.split(".")}
+        return f"unknown config key {key[1]!r}; {nearest(key[1], known)}"
+    return last
 
 
 def use_compilation_cache() -> None:

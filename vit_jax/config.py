@@ -30,8 +30,8 @@ def base_config() -> ConfigDict:
     config.seed = 0
     config.batch_size = 4096  # Of all devices together.
     config.micro_batches = 1  # The batch is cut into so many; their gradients are averaged.
-    config.steps = placeholder(int)  # Give steps or epochs.
     config.epochs = placeholder(float)
+    config.steps = placeholder(int)  # If given, the length of the run, whatever the epochs.
 
     config.model = ConfigDict()
     config.model.name = "ViT-B/16"
@@ -91,7 +91,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     if argument != "smoke":
         raise UserError(f"unknown config argument {argument!r}; there is: smoke")
     patch = config.model.patch_size or int(config.model.name.split("/")[1])
-    config.update(dict(steps=2, epochs=None, batch_size=16, log_every=1, evaluate_every=2, checkpoint_every=2))
+    config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2, checkpoint_every=2))
     config.model.update(dict(dim=64, depth=2, hidden=128, heads=2))
     config.data.update(dict(source="synthetic", workers=0, image_size=4 * patch, test_resize=5 * patch))
     config.data.num_classes = 10
@@ -106,10 +106,10 @@ def check(config: ConfigDict) -> None:
         raise UserError(f"unknown config key {key!r}; {nearest(key, known)}")
     for key in known.keys() - given.keys():
         raise UserError(f"config key {key!r} is missing: start the config from vit_jax.config.base_config()")
-    if (config.steps is None) == (config.epochs is None):
-        raise UserError("give either steps or epochs (config.steps, config.epochs), not both")
-    if (config.steps or config.epochs) <= 0:
-        raise UserError("config.steps or config.epochs must be above 0")
+    if config.steps is None and config.epochs is None:
+        raise UserError("give config.epochs or config.steps")
+    for key in ("epochs", "steps"):
+        _require(given[key] is None or given[key] > 0, key, given[key], "above 0")
     for key in ("batch_size", "micro_batches", "data.image_size", "log_every", "evaluate_every"):
         _require(given[key] >= 1, key, given[key], "at least 1")
     for key in ("checkpoint_every", "checkpoints_kept"):

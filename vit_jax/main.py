@@ -27,9 +27,9 @@ PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0."
 
 
 def main() -> None:
-    config = CONFIG.value
-    if config is None or not WORKDIR.value:
+    if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/quickstart.py and --workdir=DIR")
+    config = CONFIG.value
     check(config)
     from vit_jax.parallel import distributed
 

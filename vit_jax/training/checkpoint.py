@@ -34,6 +34,13 @@ class Checkpoints:
         """Step of the newest complete checkpoint."""
         return self._checkpointer.latest.step if self._checkpointer.latest else None
 
+    @property
+    def last_good(self) -> str:
+        """Part of an error message: where the newest checkpoint is."""
+        if self.latest is None:
+            return f"no checkpoint is in {self.folder} yet"
+        return f"the last good checkpoint is {self.folder / str(self.latest)}"
+
     def save(self, step: int, items: dict) -> None:
         """Copies the items from the devices, and writes them while training goes on.
 
@@ -99,8 +106,7 @@ class Checkpoints:
             raise UserError(self._no_space(f"{free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB needed"))
 
     def _no_space(self, detail: str) -> str:
-        kept = f"the last good checkpoint is {self.folder / str(self.latest)}" if self.latest else "none is saved"
-        return f"no space left for a checkpoint in {self.folder} ({detail}); free some and start again; {kept}"
+        return f"no space left for a checkpoint ({detail}); {self.last_good}; free some space and start again"
 
     @contextlib.contextmanager
     def _named_errors(self):

@@ -25,7 +25,7 @@ from vit_jax.training.progress import Console, MetricWriter, duration
 from vit_jax.training.report import write_report
 from vit_jax.training.step import init_metrics, init_state, make_train_step
 from vit_jax.training.stop import StopSignal
-from vit_jax.training.trainlog import TrainLog, check_finite
+from vit_jax.training.trainlog import TrainLog
 from vit_jax.training.workdir import CHECKPOINTS, claim, make_manifest, model_arguments
 
 
@@ -90,6 +90,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
             images=len(train_source),
             multiply_adds=model.multiply_adds,
             schedule=schedule,
+            checkpoints=checkpoints,
             console=console,
             writer=writer,
         )
@@ -127,7 +128,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
             saving = last or stopping or step % config.checkpoint_every == 0
             if evaluating or saving:
                 log.flush()
-                check_finite(metrics)
+                log.check(metrics)
             if evaluating:
                 log.pause_clock()
                 figures = evaluate(state["params"])

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 
 from vit_jax.errors import UserError
 from vit_jax.parallel.chips import peak_flops
+from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.progress import Console, MetricWriter, duration
 
 
@@ -28,12 +28,13 @@ class TrainLog:
         images: int,
         multiply_adds: int,
         schedule: Callable,
+        checkpoints: Checkpoints,
         console: Console,
         writer: MetricWriter | None,
     ):
         self._steps, self._batch_size, self._images = steps, batch_size, images
         self._multiply_adds, self._schedule = multiply_adds, schedule
-        self._console, self._writer = console, writer
+        self._checkpoints, self._console, self._writer = checkpoints, console, writer
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._pending = None
         self._logged = self._begun = first_step
@@ -55,6 +56,14 @@ class TrainLog:
         """Hands over the sums at a log step, still on the devices."""
         self._pending = step, metrics
 
+    def check(self, metrics: dict) -> None:
+        """Raises UserError when a step since the last line had a loss or gradient that is not finite."""
+        if step := int(metrics["nonfinite_step"]):
+            raise UserError(
+                f"the loss or the gradient is not finite at step {step}; {self._checkpoints.last_good}; "
+                "try a lower optimizer.learning_rate or a longer warm-up, or look at the data"
+            )
+
     def flush(self) -> None:
         """Writes what was handed over, if anything.
 
@@ -65,7 +74,7 @@ class TrainLog:
             return
         (step, sums), self._pending = self._pending, None
         sums = jax.device_get(sums)
-        check_finite(sums)
+        self.check(sums)
         now = time.perf_counter()
         seconds, self._seconds = self._seconds + now - self._since, 0.0
         self._since = now
@@ -90,12 +99,3 @@ class TrainLog:
         self._console.status(line)
         if self._writer:
             self._writer.write(step, row)
-
-
-def check_finite(metrics: dict) -> None:
-    """Raises UserError when a step since the last line had a loss or gradient that is not finite."""
-    if step := int(metrics["nonfinite_step"]):
-        raise UserError(
-            f"the loss or the gradient is not finite at step {step}; "
-            "try a lower optimizer.learning_rate or a longer warm-up, or look at the data"
-        )

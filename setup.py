@@ -1,0 +1,25 @@
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+requirements = [
+    line for line in (here / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")
+]
+
+setup(
+    name="vit_jax",
+    version="0.1.0",
+    description="Vision Transformers in JAX, from pre-training to the paper's figures",
+    long_description=(here / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    python_requires=">=3.11,<3.14",
+    install_requires=requirements,
+    extras_require={
+        "test": ["pytest>=8,<10", "hypothesis>=6,<7", "ruff==0.17.5", "pre-commit>=4,<5"],
+        "tpu": ["jax[tpu]>=0.10,<0.13"],
+        "cuda": ["jax[cuda12]>=0.10,<0.13"],
+    },
+)

@@ -1,0 +1,65 @@
+"""Runs of the real command, as a user starts them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# A run of a few seconds that still has every part: dropout, crops, several checkpoints.
+SMALL = (
+    "--config=configs/quickstart.py",
+    "--config.model.dim=16",
+    "--config.model.depth=1",
+    "--config.model.hidden=32",
+    "--config.model.heads=2",
+    "--config.model.dropout=0.1",
+    "--config.batch_size=32",
+    "--config.steps=40",
+    "--config.optimizer.warmup_steps=5",
+    "--config.log_every=7",
+    "--config.checkpoint_every=10",
+    "--config.evaluate_every=20",
+)
+
+
+class Runner:
+    """Starts `python -m vit_jax.main`; compiled programs are shared by all the tests."""
+
+    def __init__(self, cache: Path):
+        self.environment = os.environ | {"XDG_CACHE_HOME": str(cache), "JAX_PLATFORMS": "cpu"}
+
+    def start(self, *arguments, module="vit_jax.main", **environment) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            cwd=ROOT,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments, **environment) -> subprocess.CompletedProcess:
+        process = self.start(*arguments, **environment)
+        try:
+            out, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def finished(run, tmp_path_factory) -> Path:
+    """The workdir of a small run that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    result = run(*SMALL, f"--workdir={workdir}")
+    assert result.returncode == 0, result.stderr
+    return workdir
