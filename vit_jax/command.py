@@ -1,5 +1,6 @@
 """How every command starts and how it fails: a user's mistake is one line and exit code 2."""
 
+import errno
 import os
 import re
 import sys
@@ -12,30 +13,39 @@ from vit_jax.config import base_config, leaves
 from vit_jax.errors import UserError, nearest
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags, calls `main`, and leaves the process with the right exit code.
+def run(main: Callable[[list[str]], None]) -> None:
+    """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
 
     0: done, or stopped by a signal and saved. 2: the user's mistake. A fault of ours is a
     traceback and 1.
     """
     try:
-        parse_flags()
-        main()
+        main(parse_flags())
     except UserError as error:
-        print("error: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
-        sys.exit(2)
+        message = str(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        message = f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is whole"
+    else:
+        return
+    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
-def parse_flags() -> None:
-    """Raises UserError for flags that are unknown or malformed, and configs that do not load."""
+def parse_flags() -> list[str]:
+    """The arguments that are not flags.
+
+    Raises:
+      UserError: flags that are unknown or malformed, a config that does not load.
+    """
     try:
-        unexpected = flags.FLAGS(sys.argv)[1:]
+        arguments = flags.FLAGS(sys.argv)[1:]
         if "config" in flags.FLAGS and flags.FLAGS.config is not None:
             dict(flags.FLAGS.config)  # A file that could not be loaded raises at the first use.
     except (flags.Error, KeyError, AttributeError, TypeError, OSError) as error:
         raise UserError(_explain(error)) from error
-    if unexpected:
-        raise UserError(f"unexpected argument {unexpected[0]!r}")
+    return arguments
 
 
 def _explain(error: BaseException) -> str:

@@ -26,7 +26,9 @@ PROCESSES = flags.DEFINE_integer("processes", None, "How many processes, with --
 PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}")
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/quickstart.py and --workdir=DIR")
     config = CONFIG.value

@@ -60,9 +60,7 @@ def test_two_processes_give_the_losses_of_one(run, tmp_path):
     assert run(*arguments, f"--workdir={tmp_path / 'one'}").returncode == 0
     address = f"--coordinator=localhost:{portpicker.pick_unused_port()}"
     pair = [
-        run.start(
-            *arguments, f"--workdir={tmp_path / 'two'}", address, "--processes=2", f"--process={index}"
-        )
+        run.start(*arguments, f"--workdir={tmp_path / 'two'}", address, "--processes=2", f"--process={index}")
         for index in range(2)
     ]
     try:
@@ -80,9 +78,7 @@ def test_micro_batches_train(run, tmp_path):
 
 
 def test_training_imports_no_tensorflow(run, tmp_path):
-    result = run(
-        *SMALL, "--config.steps=8", f"--workdir={tmp_path / 'run'}", PYTHONPROFILEIMPORTTIME="1"
-    )
+    result = run(*SMALL, "--config.steps=8", f"--workdir={tmp_path / 'run'}", PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0
     assert "tensorboard" in result.stderr
     assert not re.search(r"\| +tensorflow$", result.stderr, re.MULTILINE)

@@ -37,8 +37,10 @@ MOMENTS = {
     "before the first step": lambda workdir: (workdir / "config.json").exists(),
     "in the write of the first checkpoint": lambda workdir: writing_checkpoint(workdir, 10),
     "in the write of a later checkpoint": lambda workdir: writing_checkpoint(workdir, 30),
-    "between checkpoints": lambda workdir: (workdir / "metrics.jsonl").exists()
-    and len((workdir / "metrics.jsonl").read_text().splitlines()) >= 4,
+    "between checkpoints": lambda workdir: (
+        (workdir / "metrics.jsonl").exists()
+        and len((workdir / "metrics.jsonl").read_text().splitlines()) >= 4
+    ),
 }
 
 

@@ -135,5 +135,5 @@ def _iterate(data: grain.MapDataset, workers: int) -> Iterator[Batch]:
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
         data = data.to_iter_dataset(options).mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
     else:
-        data = data.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
+        data = data.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
     return iter(data)

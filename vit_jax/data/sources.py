@@ -285,7 +285,9 @@ def _slice(source: Source, split: str) -> Source:
         instruction = tfds.core.ReadInstruction.from_spec(split)
         (part,) = instruction.to_absolute({name: len(source)})
     except (ValueError, AssertionError) as error:
-        raise UserError(f"cannot read the split {split!r}; write it as {name}[:90%] or {name}[100:]") from error
+        raise UserError(
+            f"cannot read the split {split!r}; write it as {name}[:90%] or {name}[100:]"
+        ) from error
     start, stop = part.from_ or 0, len(source) if part.to is None else part.to
     if start >= stop:
         raise UserError(f"the split {split!r} of {len(source)} images is empty")

@@ -35,6 +35,4 @@ def check_batch(batch_size: int, micro_batches: int = 1) -> None:
 
 def to_devices(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """Global arrays from this process's part of each, `[local batch, ...]`."""
-    return {
-        name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()
-    }
+    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}

@@ -74,7 +74,9 @@ class Checkpoints:
         ):
             if not isinstance(got, jax.Array) or got.shape != wanted.shape:
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
-                raise UserError(f"checkpoint {self.folder / str(step)}: {name} is missing or of another shape")
+                raise UserError(
+                    f"checkpoint {self.folder / str(step)}: {name} is missing or of another shape"
+                )
         return restored
 
     def wait(self) -> None:

@@ -60,7 +60,7 @@ class Evaluator:
         return [
             Sample(
                 image,
-                ", ".join(names[label] for label in labels if label >= 0),
+                tuple(names[label] for label in labels if label >= 0),
                 names[row.argmax()] if row.argmax() < len(names) else str(row.argmax()),
                 float(row.max()),
             )

@@ -5,6 +5,7 @@ stopped anywhere and started again on the same workdir goes on from its newest c
 ends with the same bits: batches and random numbers are functions of the seed and the step.
 """
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.sources import Source, open_source
 from vit_jax.errors import UserError
 from vit_jax.models import model_factory
-from vit_jax.parallel.mesh import check_batch, make_mesh, replicated, split_batch, to_devices
+from vit_jax.parallel.host import keep_freed_memory, share_interpreter
+from vit_jax.parallel.mesh import check_batch, make_mesh, replicated, split_batch
 from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
+from vit_jax.training.feed import Feed
 from vit_jax.training.optimizer import make_optimizer, make_schedule
 from vit_jax.training.progress import Console, MetricWriter, duration
 from vit_jax.training.report import write_report
@@ -45,6 +48,9 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
         longer finite; the disk is full; too many images are unreadable.
     """
     started = started or time.time()
+    share_interpreter()
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     check_batch(config.batch_size, config.micro_batches)
     train_source, test_source = open_sources(config)
     num_classes = class_count(config, train_source)
@@ -73,7 +79,9 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     evaluate = Evaluator(graphdef, test_source, config, mesh, console.say)
     skipped = SkipLog(train_source, config.data.max_unreadable, console.say)
 
-    with StopSignal() as stop, Checkpoints(workdir / CHECKPOINTS, config.checkpoints_kept) as checkpoints:
+    with contextlib.ExitStack() as resources:
+        stop = resources.enter_context(StopSignal())
+        checkpoints = resources.enter_context(Checkpoints(workdir / CHECKPOINTS, config.checkpoints_kept))
         first_step = checkpoints.latest or 0
         if first_step:
             restored = checkpoints.restore(first_step, as_items(state, metrics))
@@ -107,12 +115,11 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
             process=jax.process_index(),
             processes=jax.process_count(),
         )
-        sharding = split_batch(mesh)
+        feed = resources.enter_context(contextlib.closing(Feed(batches, skipped.check, split_batch(mesh))))
         figures = evaluate(state["params"]) if first_step >= steps else {}
 
         for step in range(first_step + 1, steps + 1):
-            batch = to_devices(skipped.check(next(batches)), sharding)
-            state, metrics = train_step(state, metrics, batch)
+            state, metrics = train_step(state, metrics, next(feed))
             if step == first_step + 1:
                 jax.block_until_ready(metrics)
                 console.say(f"first step done {time.time() - started:.1f} s after the start")
@@ -140,7 +147,9 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
                 checkpoints.save(step, as_items(state, metrics))
             if stopping and not last:
                 checkpoints.wait()
-                console.say(f"stopped; saved {checkpoints.folder / str(step)}; the same command goes on from there")
+                console.say(
+                    f"stopped; saved {checkpoints.folder / str(step)}; the same command goes on from there"
+                )
                 return {}
 
         samples = evaluate.samples(state["params"])
@@ -168,7 +177,9 @@ def class_count(config: ConfigDict, source: Source) -> int:
     """Width of the head: the config's, or the data set's own."""
     found = len(source.class_names)
     if config.data.num_classes is not None and config.data.num_classes < found:
-        raise UserError(f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes")
+        raise UserError(
+            f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes"
+        )
     return config.data.num_classes or found
 
 

@@ -66,7 +66,9 @@ def make_train_step(
 
         def add(total, part):
             index, micro = part
-            return jax.tree.map(jnp.add, total, gradient_of(params, micro, jax.random.fold_in(key, index))), None
+            return jax.tree.map(
+                jnp.add, total, gradient_of(params, micro, jax.random.fold_in(key, index))
+            ), None
 
         zero = jax.tree.map(jnp.zeros_like, ((jnp.zeros(()), jnp.zeros(())), params))
         total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), jax.tree.map(cut, batch)))
@@ -76,7 +78,7 @@ def make_train_step(
         step = state["step"] + 1
         key = jax.random.fold_in(jax.random.key(config.seed), step)
         (loss, accuracy), gradient = accumulate(state["params"], batch, key)
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(gradient, state["optimizer"], state["params"])
         params = optax.apply_updates(state["params"], updates)
 

@@ -1,0 +1,182 @@
+"""A user's mistake is one line that names the thing and the remedy, with exit code 2."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.system.conftest import SMALL
+
+
+def fails(run, *arguments, **environment) -> str:
+    """The one line of a run that must fail by the user's mistake."""
+    result = run(*arguments, **environment)
+    assert result.returncode == 2, result.stdout + result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in result.stderr
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("argument", "names"),
+    [
+        ("--config.optimzer.learning_rate=1", "'optimzer'; did you mean 'optimizer'"),
+        ("--config.optimizer.learning_rat=1", "'learning_rat'; did you mean 'learning_rate'"),
+        ("--wrokdir=x", "'wrokdir'. Did you mean: workdir"),
+        ("--config.batch_size=many", "--config.batch_size=many"),
+        ("--config.model.name=ViT-X/16", "'ViT-X/16'"),
+        ("--config.model.patch_size=3", "patch size 3 does not divide the image of 8x8"),
+        ("--config.model.heads=3", "3 heads do not divide the width 16"),
+        ("--config.data.source=cifar", "'cifar'"),
+        ("--config.data.train_split=training", "no split 'training'; there are: test, train"),
+        ("--config.data.num_classes=3", "data.num_classes is 3, but the data set has 10"),
+        ("--config.optimizer.warmup_steps=40", "not below the run's 40 steps"),
+    ],
+)
+def test_wrong_value_is_named_and_nothing_is_made(run, tmp_path, argument, names):
+    assert names in fails(run, *SMALL, f"--workdir={tmp_path / 'run'}", argument)
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_config_file_is_named(run, tmp_path):
+    assert "configs/nope.py" in fails(run, "--config=configs/nope.py", f"--workdir={tmp_path / 'run'}")
+
+
+def test_unknown_config_argument_is_named(run, tmp_path):
+    line = fails(run, "--config=configs/quickstart.py:tiny", f"--workdir={tmp_path / 'run'}")
+    assert line == "error: unknown config argument 'tiny'; there is: smoke"
+
+
+def test_batch_that_does_not_divide_by_the_devices_is_named(run, tmp_path):
+    line = fails(
+        run,
+        *SMALL,
+        "--config.batch_size=12",
+        f"--workdir={tmp_path / 'run'}",
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+    assert "batch size 12 does not divide by 8 device(s)" in line
+    assert "multiple of 8" in line
+
+
+def test_dataset_that_is_not_prepared_says_the_command(run, tmp_path):
+    line = fails(
+        run,
+        *SMALL,
+        "--config.data.source=tfds",
+        f"--config.data.path=imagenet2012:{tmp_path}",
+        f"--workdir={tmp_path / 'run'}",
+    )
+    assert f"tfds build imagenet2012 --file_format=array_record --data_dir={tmp_path}" in line
+
+
+def test_workdir_of_another_config_is_left_alone(run, finished):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    line = fails(run, *SMALL, "--config.seed=1", f"--workdir={finished}")
+    assert "seed: 0 -> 1" in line
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_folder_with_other_files_is_left_alone(run, tmp_path):
+    (tmp_path / "thesis.tex").write_text("important")
+    assert "holds files but no run" in fails(run, *SMALL, f"--workdir={tmp_path}")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def make_folder(root: Path, splits: dict[str, list[str]], images: int = 40) -> Path:
+    rng = np.random.default_rng(0)
+    for split, classes in splits.items():
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for index in range(images // len(classes)):
+                pixels = rng.integers(256, size=(12, 10, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{index}.png")
+    return root
+
+
+def folder_arguments(root: Path, workdir: Path) -> tuple[str, ...]:
+    return (
+        *SMALL,
+        "--config.data.source=folder",
+        f"--config.data.path={root}",
+        "--config.steps=8",
+        f"--workdir={workdir}",
+    )
+
+
+def test_empty_folder_is_named(run, tmp_path):
+    (tmp_path / "data" / "train" / "cat").mkdir(parents=True)
+    line = fails(run, *folder_arguments(tmp_path / "data", tmp_path / "run"))
+    assert "no images in" in line and "data/train" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads everything")
+def test_folder_without_permission_is_named(run, tmp_path):
+    data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "dog"]})
+    code = (
+        "from pathlib import Path; from vit_jax.data.sources import Folder; from vit_jax import UserError\n"
+        f"try: Folder.scan(Path({str(data)!r}), 'train')\n"
+        "except UserError as error: print('error:', error)"
+    )
+    (data / "train").chmod(0)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    import sys
+
+    become = ["setpriv", "--reuid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    out = subprocess.run([*become, sys.executable, "-c", code], capture_output=True, text=True)
+    (data / "train").chmod(0o755)
+    if "Permission denied" in out.stderr and "vit_jax" not in out.stderr:
+        pytest.skip("another user cannot read this Python")
+    assert out.stdout.startswith("error: no permission to read"), out.stderr
+
+
+def test_class_that_only_the_test_split_has_is_named(run, tmp_path):
+    data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "fox"]})
+    assert "classes that training lacks: fox" in fails(run, *folder_arguments(data, tmp_path / "run"))
+
+
+def test_unreadable_images_are_named_counted_and_skipped(run, tmp_path):
+    data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "dog"]})
+    cut = data / "train" / "cat" / "3.png"
+    cut.write_bytes(cut.read_bytes()[:200])
+    (data / "test" / "dog" / "5.png").write_bytes(b"not an image")
+    result = run(*folder_arguments(data, tmp_path / "run"))
+    assert result.returncode == 0, result.stderr
+    assert f"unreadable image skipped (1): {cut}" in result.stdout
+    assert f"unreadable image skipped (1): {data / 'test' / 'dog' / '5.png'}" in result.stdout
+    assert "(39 images)" in result.stdout
+
+
+def test_more_unreadable_images_than_the_limit_stop_the_run(run, tmp_path):
+    data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "dog"]})
+    for index in range(3):
+        (data / "train" / "cat" / f"{index}.png").write_bytes(b"")
+    line = fails(run, *folder_arguments(data, tmp_path / "run"), "--config.data.max_unreadable=2")
+    assert "more than 2 unreadable images (data.max_unreadable)" in line
+
+
+def test_full_disk_is_named_and_the_last_checkpoint_stays(run, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs more rights")
+    try:
+        arguments = (*SMALL, "--config.model.dim=64", "--config.steps=400", f"--workdir={disk / 'run'}")
+        line = fails(run, *arguments, "--config.checkpoints_kept=100")
+        assert "no space left for a checkpoint" in line
+        assert "the last good checkpoint is" in line
+        kept = Path(line.split("the last good checkpoint is ")[1].split(";")[0])
+        assert kept.is_dir()
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        result = run(*arguments, "--config.checkpoints_kept=2")
+        assert f"continuing from {kept}" in result.stdout
+        assert result.returncode == 0, result.stderr
+    finally:
+        subprocess.run(["umount", disk], check=True)

@@ -1,0 +1,155 @@
+"""The shipped configs hold the paper's values, run, and have no value that nothing reads."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from vit_jax import config as configs
+from vit_jax.errors import UserError
+from vit_jax.training.loop import train
+
+FOLDER = Path(__file__).parents[1] / "configs"
+FILES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def load(name: str, *arguments: str) -> ConfigDict:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(*arguments)
+
+
+# Table 3 of the paper: epochs, learning rate, decay, weight decay, dropout. H/14 on ImageNet-21k
+# and on ImageNet are not in it and take the values of L and of "ViT".
+I1K, I21K = (300, 3e-3, "cosine", 0.3, 0.1), (90, 1e-3, "linear", 0.03, 0.1)
+TABLE_3 = {f"vit_{model}_i1k": I1K for model in ("b32", "b16", "l32", "l16", "h14")}
+TABLE_3 |= {f"vit_{model}_i21k": I21K for model in ("b32", "b16", "l32", "l16", "h14")}
+TABLE_3 |= {
+    "vit_b32_jft": (7, 8e-4, "linear", 0.1, 0.0),
+    "vit_b16_jft": (7, 8e-4, "linear", 0.1, 0.0),
+    "vit_l32_jft": (7, 6e-4, "linear", 0.1, 0.0),
+    "vit_l16_jft": (14, 4e-4, "linear", 0.1, 0.0),
+    "vit_h14_jft": (14, 3e-4, "linear", 0.1, 0.0),
+}
+
+
+def test_every_pre_training_config_has_a_row_of_the_table():
+    assert sorted(TABLE_3) == [name for name in FILES if name != "quickstart"]
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_config_holds_the_paper_row(name):
+    config = load(name)
+    optimizer = config.optimizer
+    row = (
+        config.epochs,
+        optimizer.learning_rate,
+        optimizer.schedule,
+        optimizer.weight_decay,
+        config.model.dropout,
+    )
+    assert row == TABLE_3[name]
+    size, patch = name.split("_")[1][0].upper(), name.split("_")[1][1:]
+    assert config.model.name == f"ViT-{size}/{patch}"
+
+
+@pytest.mark.parametrize("name", TABLE_3)
+def test_config_holds_what_all_rows_share(name):
+    config = load(name)
+    optimizer = config.optimizer
+    assert (config.batch_size, config.data.image_size, config.steps) == (4096, 224, None)
+    assert (optimizer.name, optimizer.beta1, optimizer.beta2) == ("adam", 0.9, 0.999)
+    assert (optimizer.warmup_steps, optimizer.clip_norm, optimizer.decay) == (10_000, 1.0, "kernels")
+    assert (config.loss.name, config.model.pre_logits) == ("sigmoid", True)
+    assert config.model.head_bias == (0.0 if name.endswith("i1k") else -10.0)
+    assert optimizer.end_learning_rate == (0.0 if name.endswith("i1k") else 1e-5)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_smoke_runs(name, tmp_path, capsys):
+    config = load(name, "smoke")
+    configs.check(config)
+    train(config, tmp_path / "run")
+    assert "step 2/2" in capsys.readouterr().out
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_unknown_argument_is_named():
+    with pytest.raises(UserError, match="smok.*smoke"):
+        load("quickstart", "smok")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_config_survives_being_written(name):
+    config = load(name)
+    assert configs.differences(configs.to_json(config), configs.from_json(configs.to_json(config))) == []
+
+
+def test_difference_is_named_with_both_values():
+    config = load("quickstart")
+    saved = configs.to_json(config)
+    config.optimizer.learning_rate = 0.5
+    assert configs.differences(saved, config) == ["optimizer.learning_rate: 0.002 -> 0.5"]
+
+
+@pytest.mark.parametrize("key", sorted(configs.OPERATIONAL))
+def test_values_that_training_does_not_see_may_change(key):
+    config = load("quickstart")
+    saved = configs.to_json(config)
+    config.update_from_flattened_dict({key: 7})
+    assert configs.differences(saved, config) == []
+
+
+def test_key_that_nothing_reads_is_refused():
+    config = load("quickstart").unlock()
+    config.optimizer.momentum = 0.9
+    with pytest.raises(UserError, match="optimizer.momentum"):
+        configs.check(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batch_size", 0),
+        ("steps", -1),
+        ("epochs", 0.0),
+        ("model.dropout", 1.0),
+        ("model.dtype", "float16"),
+        ("loss.name", "hinge"),
+        ("optimizer.schedule", "exponential"),
+        ("data.test_resize", 4),
+    ],
+)
+def test_impossible_value_is_named(key, value):
+    config = load("quickstart")
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(UserError, match=key):
+        configs.check(config)
+
+
+def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
+    config = load("quickstart", "smoke").unlock()
+    config.data.unheeded = 1
+    read = set()
+    plain = ConfigDict.__getitem__
+
+    def noting(self, key):
+        read.add((id(self), key))
+        return plain(self, key)
+
+    # Writing the config down reads all of it and uses nothing.
+    monkeypatch.setattr("vit_jax.training.loop.claim", lambda workdir, *_: workdir.mkdir())
+    monkeypatch.setattr(ConfigDict, "__getitem__", noting)
+    train(config, tmp_path / "run")
+    monkeypatch.undo()
+    parts = {"": config} | {name: config[name] for name in ("model", "data", "loss", "optimizer")}
+    unread = {
+        (name, key)
+        for name, part in parts.items()
+        for key, value in part.items()
+        if not isinstance(value, ConfigDict) and (id(part), key) not in read
+    }
+    # The run's length is given in steps here.
+    assert unread - {("", "epochs")} == {("data", "unheeded")}

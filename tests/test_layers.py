@@ -1,0 +1,55 @@
+"""Dependencies point one way (see docs/architecture.md)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "vit_jax"
+
+# What each part may import of ours, besides itself and `errors`.
+ALLOWED = {
+    "models": set(),
+    "data": set(),
+    "parallel": set(),
+    "config": set(),
+    "recipes": {"config"},
+    "training": {"models", "data", "parallel", "config"},
+    "command": {"config"},
+}
+PARTS = sorted(
+    {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}
+)
+COMMANDS = {path.stem for path in PACKAGE.glob("*.py") if 'if __name__ == "__main__":' in path.read_text()}
+
+
+def imports(path: Path) -> set[str]:
+    """Our own parts that a file or a folder imports."""
+    files = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else path.rglob("*.py")
+    names = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vit_jax":
+                parts = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+                names.update(parts)
+            elif isinstance(node, ast.Import):
+                names.update(a.name.split(".")[1] for a in node.names if a.name.startswith("vit_jax."))
+    return names - {path.stem, "errors"}
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part not in COMMANDS])
+def test_part_imports_only_what_it_may(part):
+    assert imports(PACKAGE / part) <= ALLOWED.get(part, set())
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_imports_a_command(part):
+    assert not imports(PACKAGE / part) & COMMANDS
+
+
+def test_importing_the_package_loads_no_library():
+    import subprocess
+    import sys
+
+    code = "import sys, vit_jax; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 0

@@ -1,0 +1,57 @@
+"""Batches on the devices before they are asked for."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import jax
+from jax.sharding import NamedSharding
+
+from vit_jax.data.pipeline import Batch
+from vit_jax.parallel.mesh import to_devices
+
+
+class Feed:
+    """An iterator of device batches, placed by a thread of its own while the devices compute.
+
+    Args:
+      batches: of this process, endless.
+      check: applied to each batch first; what it raises, the iterator raises.
+      ahead: batches that wait on the devices at most.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        check: Callable[[Batch], Batch],
+        sharding: NamedSharding,
+        ahead: int = 2,
+    ):
+        self._queue = queue.Queue(ahead)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._fill, args=(batches, check, sharding), name="feed", daemon=True
+        )
+        self._thread.start()
+
+    def __next__(self) -> dict[str, jax.Array]:
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _fill(self, batches, check, sharding):
+        try:
+            while not self._closed.is_set():
+                self._queue.put(to_devices(check(next(batches)), sharding))
+        except BaseException as error:
+            self._queue.put(error)
