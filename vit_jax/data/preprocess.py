@@ -4,7 +4,7 @@ import io
 import math
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 Image.MAX_IMAGE_PIXELS = 178_956_970  # A larger one is refused, not decoded.
 
@@ -23,7 +23,10 @@ def decode(image: bytes | np.ndarray) -> Image.Image:
         return Image.fromarray(image)
     try:
         opened = Image.open(io.BytesIO(image))
-        return opened.convert("RGB")
+        if opened.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255.
+            return Image.fromarray((np.asarray(opened) / 257).round().astype(np.uint8)).convert("RGB")
+        upright = ImageOps.exif_transpose(opened) if opened.getexif() else opened
+        return upright.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, EOFError) as error:
         raise Unreadable(str(error)) from error
 

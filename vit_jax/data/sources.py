@@ -185,15 +185,14 @@ class Tfds:
                 f"data set {name!r} is not prepared in {builder.data_path}; run: tfds build {name} "
                 f"--file_format=array_record" + (f" --data_dir={data_dir}" if data_dir else "")
             )
-        feature = builder.info.features.get(label_key)
-        if feature is None:
-            raise UserError(
-                f"data set {name!r} has no feature {label_key!r} (data.label_key); "
-                f"{nearest(label_key, builder.info.features)}"
-            )
-        decoders = {"image": tfds.decode.SkipDecoding()} if "image" in builder.info.features else None
-        if decoders is None:
-            raise UserError(f"data set {name!r} has no feature 'image'")
+        features = builder.info.features
+        for key in ("image", label_key):
+            if key not in features:
+                raise UserError(
+                    f"data set {name!r} has no feature {key!r} (data.label_key is {label_key!r}); "
+                    f"{nearest(key, features)}"
+                )
+        decoders = {"image": tfds.decode.SkipDecoding()}
         try:
             data = builder.as_data_source(split=split, decoders=decoders)
         except (ValueError, KeyError, NotImplementedError) as error:
@@ -205,6 +204,7 @@ class Tfds:
             raise UserError(
                 f"data set {name!r} has no split {split!r}; there are: {', '.join(builder.info.splits)}"
             ) from error
+        feature = features[label_key]
         multiple = not isinstance(feature, tfds.features.ClassLabel)
         class_label = feature.feature if multiple else feature
         names = tuple(getattr(class_label, "names", None) or map(str, range(class_label.num_classes)))
@@ -275,20 +275,22 @@ class Slice:
 
 
 def _slice(source: Source, split: str) -> Source:
-    """The part of `source` that TFDS's syntax `name[from:to]` means."""
+    """The part of `source` that `name[from:to]` means, with TFDS's percentages and rounding."""
     if "[" not in split:
         return source
-    import tensorflow_datasets as tfds
+    parsed = re.fullmatch(r"(\w+)\[(-?\d+%?)?:(-?\d+%?)?\]", split)
+    if parsed is None:
+        name = split.split("[")[0]
+        raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
+    images = len(source)
 
-    name = split.split("[")[0]
-    try:
-        instruction = tfds.core.ReadInstruction.from_spec(split)
-        (part,) = instruction.to_absolute({name: len(source)})
-    except (ValueError, AssertionError) as error:
-        raise UserError(
-            f"cannot read the split {split!r}; write it as {name}[:90%] or {name}[100:]"
-        ) from error
-    start, stop = part.from_ or 0, len(source) if part.to is None else part.to
+    def boundary(text: str | None, default: int) -> int:
+        if text is None:
+            return default
+        index = round(int(text[:-1]) / 100 * images) if text.endswith("%") else int(text)
+        return min(max(index + images if index < 0 else index, 0), images)
+
+    start, stop = boundary(parsed[2], 0), boundary(parsed[3], images)
     if start >= stop:
-        raise UserError(f"the split {split!r} of {len(source)} images is empty")
+        raise UserError(f"the split {split!r} of {images} images is empty")
     return Slice(source, start, stop)

@@ -1,0 +1,156 @@
+"""Batches: once each, the same for any number of processes, from any step."""
+
+import itertools
+
+import numpy as np
+import pytest
+from absl import flags
+
+from vit_jax.data.pipeline import SkipLog, evaluation_batches, training_batches
+from vit_jax.data.sources import Example, InMemory
+from vit_jax.errors import UserError
+
+SIZE = 37  # Divides by no batch size below.
+
+
+def numbered(images: int = SIZE) -> InMemory:
+    """Noise images whose labels are their indices."""
+    pixels = np.random.default_rng(0).integers(256, size=(images, 8, 8, 3), dtype=np.uint8)
+    return InMemory("numbered", pixels, np.arange(images), tuple(map(str, range(images))))
+
+
+class WithBroken(InMemory):
+    """The same, where images 5 and 6 do not decode."""
+
+    def __getitem__(self, index):
+        return Example(b"broken", (index,)) if index in (5, 6) else super().__getitem__(index)
+
+
+def with_broken() -> WithBroken:
+    source = numbered()
+    return WithBroken(source.name, source.images, source.labels, source.class_names)
+
+
+def train(source=None, count=10, *, seed=0, first_step=0, workers=0, batch_size=8, **process) -> list[dict]:
+    batches = training_batches(
+        source or numbered(),
+        seed=seed,
+        batch_size=batch_size,
+        first_step=first_step,
+        image_size=8,
+        crop_area=(0.3, 1.0),
+        crop_aspect=(3 / 4, 4 / 3),
+        flip=True,
+        workers=workers,
+        **process,
+    )
+    return list(itertools.islice(batches, count))
+
+
+def labels(batches: list[dict]) -> list[int]:
+    return np.concatenate([batch["labels"][:, 0] for batch in batches]).tolist()
+
+
+def assert_equal(batch: dict, other: dict) -> None:
+    assert batch.keys() == other.keys()
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], other[name])
+
+
+def test_every_epoch_shows_every_image_once():
+    seen = labels(train(count=15))
+    for epoch in range(3):
+        assert sorted(seen[epoch * SIZE : (epoch + 1) * SIZE]) == list(range(SIZE))
+
+
+def test_epochs_come_in_different_orders():
+    seen = labels(train(count=10))
+    assert seen[:SIZE] != seen[SIZE : 2 * SIZE]
+
+
+def test_seeds_give_different_orders():
+    assert labels(train(seed=0)) != labels(train(seed=1))
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_together_read_the_batch_of_one(processes):
+    parts = [train(count=6, process=i, processes=processes) for i in range(processes)]
+    for step, whole in enumerate(train(count=6)):
+        together = {name: np.concatenate([part[step][name] for part in parts]) for name in whole}
+        assert_equal(together, whole)
+
+
+@pytest.mark.parametrize("step", [1, 5, 9])
+def test_starting_at_a_step_is_skipping_to_it(step):
+    assert_equal(train(count=1, first_step=step)[0], train(count=10)[step])
+
+
+def test_start_far_into_training_is_at_once():
+    (batch,) = train(count=1, first_step=10**9)
+    assert batch["image"].shape == (8, 8, 8, 3)
+
+
+def test_image_is_cropped_anew_in_every_epoch():
+    batches = train(count=10, batch_size=SIZE)
+    crops = [batch["image"][batch["labels"][:, 0] == 3] for batch in batches]
+    assert len({crop.tobytes() for crop in crops}) == 10
+
+
+def test_worker_processes_give_the_same_batches():
+    flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
+    for one, other in zip(train(count=6), train(count=6, workers=2), strict=True):
+        assert_equal(one, other)
+
+
+def evaluate(source=None, **process) -> list[dict]:
+    return list(
+        evaluation_batches(source or numbered(), batch_size=8, image_size=8, resize=8, workers=0, **process)
+    )
+
+
+def test_evaluation_shows_every_image_once_in_order():
+    batches = evaluate()
+    kept = np.concatenate([batch["labels"][batch["mask"], 0] for batch in batches])
+    assert kept.tolist() == list(range(SIZE))
+
+
+def test_short_last_batch_is_padded_and_masked():
+    *_, last = evaluate()
+    assert last["image"].shape == (8, 8, 8, 3)
+    assert last["mask"].tolist() == [True] * 5 + [False] * 3
+    assert last["labels"][5:].tolist() == [[-1]] * 3
+
+
+def test_evaluation_has_equally_many_batches_in_every_process():
+    parts = [evaluate(process=i, processes=4) for i in range(4)]
+    assert [len(part) for part in parts] == [5] * 4
+    kept = [batch["labels"][batch["mask"], 0] for part in parts for batch in part]
+    assert sorted(np.concatenate(kept).tolist()) == list(range(SIZE))
+
+
+def test_unreadable_image_is_replaced_by_its_neighbour_in_training():
+    (batch,) = train(with_broken(), count=1, batch_size=SIZE)
+    seen = batch["labels"][:, 0].tolist()
+    assert sorted(seen) == sorted([*(i for i in range(SIZE) if i not in (5, 6)), 7, 7])
+    assert sorted(batch["unreadable"][batch["unreadable"] >= 0].tolist()) == [5, 6]
+
+
+def test_unreadable_image_is_masked_in_evaluation():
+    kept = np.concatenate([batch["labels"][batch["mask"], 0] for batch in evaluate(with_broken())])
+    assert kept.tolist() == [i for i in range(SIZE) if i not in (5, 6)]
+
+
+def test_unreadable_image_is_named_once():
+    said = []
+    log = SkipLog(with_broken(), 10, said.append)
+    for batch in train(with_broken(), count=20):
+        assert "unreadable" not in log.check(batch)
+    assert sorted(said)[0].startswith("unreadable image skipped (1): numbered image ")
+    assert len(said) == 2
+
+
+def test_more_unreadable_images_than_allowed_are_an_error():
+    log = SkipLog(with_broken(), 1, print)
+    with pytest.raises(UserError, match="more than 1 unreadable images.*numbered image"):
+        for batch in train(with_broken(), count=20):
+            log.check(batch)

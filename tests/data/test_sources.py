@@ -1,0 +1,217 @@
+"""Where images come from: digits, folders and real TFDS data sets prepared here."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+
+
+def test_digits_are_split_as_promised():
+    train, test = open_source("digits", "train"), open_source("digits", "test")
+    assert (len(train), len(test)) == (1437, 360)
+    everything = {
+        example.image.tobytes()
+        for source in (train, test)
+        for example in map(source.__getitem__, range(len(source)))
+    }
+    assert len(everything) == 1797
+
+
+def test_digits_are_rgb_pixels_of_full_range():
+    source = open_source("digits", "train")
+    image, (label,) = source[0]
+    assert image.shape == (8, 8, 3) and image.dtype == np.uint8
+    assert max(source[i].image.max() for i in range(20)) == 255
+    assert source.class_names[label] == str(label)
+
+
+def test_slices_follow_tfds():
+    assert len(open_source("digits", "train[:10%]")) == 144
+    rest = open_source("digits", "train[100:]")
+    np.testing.assert_array_equal(rest[0].image, open_source("digits", "train")[100].image)
+
+
+@pytest.mark.parametrize("split", ["train[:10x]", "train[5", "train[:0]"])
+def test_bad_slice_is_named(split):
+    with pytest.raises(UserError) as error:
+        open_source("digits", split)
+    assert split in str(error.value)
+
+
+def test_unknown_split_lists_the_real_ones():
+    with pytest.raises(UserError, match="'dev'; there are: test, train"):
+        open_source("digits", "dev")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    forms = {"a.jpg": "JPEG", "b.PNG": "PNG", "c.webp": "WEBP", "deep/d.jpeg": "JPEG"}
+    for split, classes in {"train": ("cat", "ant", "fox"), "test": ("fox", "ant")}.items():
+        for shade, name in enumerate(classes):
+            for file, form in forms.items():
+                path = tmp_path / split / name / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (9, 7), (shade * 80,) * 3).save(path, form)
+            (tmp_path / split / name / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def test_folder_finds_all_image_files_and_no_other(folder):
+    source = open_source("folder", "train", path=str(folder))
+    assert len(source) == 12
+    assert source.class_names == ("ant", "cat", "fox")
+    for index in range(12):
+        image, (label,) = source[index]
+        assert Image.open(io.BytesIO(image)).size == (9, 7)
+        assert f"/{source.class_names[label]}/" in source.describe(index)
+
+
+def test_test_split_shares_the_numbers_of_training(folder):
+    names = open_source("folder", "train", path=str(folder)).class_names
+    test = open_source("folder", "test", path=str(folder), class_names=names)
+    assert {test[i].labels for i in range(len(test))} == {(0,), (2,)}
+
+
+def test_class_that_training_lacks_is_named(folder):
+    with pytest.raises(UserError, match="classes that training lacks: ant"):
+        open_source("folder", "test", path=str(folder), class_names=("cat", "fox"))
+
+
+def test_one_folder_can_be_cut_into_splits(folder):
+    parts = [open_source("folder", split, path=str(folder / "train")) for split in ("all[:75%]", "all[75%:]")]
+    names = [{part.describe(i) for i in range(len(part))} for part in parts]
+    assert (len(names[0]), len(names[1])) == (9, 3)
+    assert not names[0] & names[1]
+
+
+def test_missing_split_names_those_there_are(folder):
+    with pytest.raises(UserError, match=r"no folder .*/val.*has: test, train"):
+        open_source("folder", "val", path=str(folder))
+
+
+def test_folder_without_images_is_named(tmp_path):
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="no images in .*/train"):
+        open_source("folder", "train", path=str(tmp_path))
+
+
+def test_synthetic_images_are_functions_of_their_index():
+    source, again = (open_source("synthetic", "train", image_size=12, num_classes=7) for _ in range(2))
+    np.testing.assert_array_equal(source[3].image, again[3].image)
+    assert not np.array_equal(source[3].image, source[4].image)
+    assert all(0 <= source[i].labels[0] < 7 for i in range(len(source)))
+
+
+PREPARE = """
+import io, sys
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+class {name}(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+    def _info(self):
+        features = dict(image=tfds.features.Image(shape=(None, None, 3)), {feature})
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+    def _split_generators(self, _):
+        return dict(train=self._generate_examples(20), test=self._generate_examples(6))
+    def _generate_examples(self, count):
+        for i in range(count):
+            file = io.BytesIO()
+            Image.new("RGB", (6, 5), (i * 10,) * 3).save(file, "PNG")
+            file.seek(0)
+            yield i, dict(image=file, {value})
+
+{name}(data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
+"""
+ONE_LABEL = dict(
+    name="OneLabel",
+    feature="label=tfds.features.ClassLabel(names=['ant', 'cat', 'fox'])",
+    value="label=i % 3",
+)
+MANY_LABELS = dict(
+    name="ManyLabels",
+    feature="labels=tfds.features.Sequence(tfds.features.ClassLabel(num_classes=9))",
+    value="labels=list(range(i % 4))",
+)
+
+
+def prepare(folder: Path, **text) -> None:
+    script = folder / "prepare.py"
+    script.write_text(PREPARE.format(**text))
+    subprocess.run([sys.executable, script, folder], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tfds")
+    prepare(folder, **ONE_LABEL)
+    prepare(folder, **MANY_LABELS)
+    return folder
+
+
+def test_tfds_data_set_is_read_by_index(prepared):
+    source = open_source("tfds", "train", path=f"one_label:{prepared}")
+    assert (len(source), source.class_names) == (20, ("ant", "cat", "fox"))
+    shades = [np.asarray(Image.open(io.BytesIO(source[i].image)))[0, 0, 0] for i in range(20)]
+    assert sorted(shades) == [10 * i for i in range(20)]
+    assert all(source[i].labels == (shades[i] // 10 % 3,) for i in range(20))
+
+
+def test_tfds_splits_are_sliced_and_joined(prepared):
+    assert len(open_source("tfds", "train[:25%]", path=f"one_label:{prepared}")) == 5
+    assert len(open_source("tfds", "train[10:]+test", path=f"one_label:{prepared}")) == 16
+
+
+def test_tfds_sequence_of_labels_is_kept(prepared):
+    source = open_source("tfds", "train", path=f"many_labels:{prepared}", label_key="labels")
+    assert len(source.class_names) == 9
+    assert {source[i].labels for i in range(20)} == {(), (0,), (0, 1), (0, 1, 2)}
+
+
+def test_tfds_unknown_split_lists_the_real_ones(prepared):
+    with pytest.raises(UserError, match="no split 'validation'; there are: .*t"):
+        open_source("tfds", "validation", path=f"one_label:{prepared}")
+
+
+def test_tfds_unknown_label_key_names_the_nearest(prepared):
+    with pytest.raises(UserError, match="'lable'.*did you mean 'label'"):
+        open_source("tfds", "train", path=f"one_label:{prepared}", label_key="lable")
+
+
+def test_tfds_unknown_data_set_is_named(prepared):
+    with pytest.raises(UserError, match="TFDS knows no data set 'no_such_set'"):
+        open_source("tfds", "train", path=f"no_such_set:{prepared}")
+
+
+def test_tfds_data_set_that_is_not_prepared_says_the_command(tmp_path):
+    with pytest.raises(UserError, match="run: tfds build imagenet2012 --file_format=array_record"):
+        open_source("tfds", "train", path=f"imagenet2012:{tmp_path}")
+
+
+def test_tfds_data_set_in_another_format_says_how_to_convert(tmp_path):
+    prepare(tmp_path, **ONE_LABEL)
+    # TFRecord files cannot be made without TensorFlow; the description is what decides.
+    info = tmp_path / "one_label" / "1.0.0" / "dataset_info.json"
+    info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
+    for file in info.parent.glob("*.array_record*"):
+        file.rename(str(file).replace("array_record", "tfrecord"))
+    with pytest.raises(UserError, match="not stored as ArrayRecord; run: tfds convert_format"):
+        open_source("tfds", "train", path=f"one_label:{tmp_path}")
+
+
+def test_tfds_is_read_without_tensorflow(prepared):
+    code = (
+        "import sys; from vit_jax.data.sources import open_source\n"
+        f"open_source('tfds', 'train', path='one_label:{prepared}')[0]\n"
+        "sys.exit('tensorflow' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
