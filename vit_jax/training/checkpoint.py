@@ -7,7 +7,6 @@ listed is complete.
 
 import contextlib
 import shutil
-import sys
 from pathlib import Path
 
 import jax
@@ -17,15 +16,22 @@ from vit_jax.errors import UserError
 
 
 class Checkpoints:
-    """The checkpoints in one folder, the newest `kept` of them; saving goes on in the background."""
+    """The checkpoints in one folder; saving goes on in the background.
 
-    def __init__(self, folder: Path, kept: int):
+    Args:
+      kept: how many to keep, the newest; None only reads, and may do so while a run writes.
+    """
+
+    def __init__(self, folder: Path, kept: int | None):
         self.folder = folder
+        if kept is not None and jax.process_index() == 0:
+            for rest in folder.glob("*.orbax-checkpoint-tmp*"):  # Of a write that was killed.
+                shutil.rmtree(rest)
+        policies = ocp.training.preservation_policies
         self._checkpointer = ocp.training.Checkpointer(
             folder,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=ocp.training.preservation_policies.LatestN(kept),
-            cleanup_tmp_directories=True,
+            preservation_policy=policies.PreserveAll() if kept is None else policies.LatestN(kept),
         )
         self._saving = None
 
@@ -130,7 +136,7 @@ def load_params(folder: Path, like: dict) -> dict:
       UserError: there is no checkpoint, or it is of another model.
     """
     if folder.is_dir():
-        with Checkpoints(folder, kept=sys.maxsize) as checkpoints:
+        with Checkpoints(folder, kept=None) as checkpoints:
             if checkpoints.latest is not None:
                 return checkpoints.restore(checkpoints.latest, {"params": like})["params"]
     raise UserError(f"no checkpoint in {folder}")

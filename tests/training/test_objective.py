@@ -1,0 +1,46 @@
+"""Losses against plain NumPy in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.training.objective import classification_loss, correct
+
+LABELS = np.array([[2, -1, -1], [0, 3, -1], [4, 1, 4], [-1, -1, -1]])
+
+
+@pytest.fixture
+def logits() -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 3, (4, 5))
+
+
+def targets(smoothing: float, even: bool) -> np.ndarray:
+    hot = np.zeros((4, 5))
+    for row, labels in zip(hot, LABELS, strict=True):
+        row[[label for label in labels if label >= 0]] = 1
+    if even:
+        hot /= np.maximum(hot.sum(1, keepdims=True), 1)
+    return (1 - smoothing) * hot + smoothing / 5
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_softmax_loss_equals_numpy(logits, smoothing):
+    log_probability = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    expected = -(targets(smoothing, even=True) * log_probability).sum(1)
+    got = classification_loss(jnp.asarray(logits), jnp.asarray(LABELS), "softmax", smoothing)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1e-4])
+def test_sigmoid_loss_is_summed_over_the_classes(logits, smoothing):
+    probability = 1 / (1 + np.exp(-logits))
+    target = targets(smoothing, even=False)
+    expected = -(target * np.log(probability) + (1 - target) * np.log(1 - probability)).sum(1)
+    got = classification_loss(jnp.asarray(logits), jnp.asarray(LABELS), "sigmoid", smoothing)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_any_of_an_images_classes_is_right():
+    highest = np.array([2, 3, 0, 4])
+    got = correct(jnp.asarray(np.eye(5)[highest]), jnp.asarray(LABELS))
+    assert got.tolist() == [True, True, False, False]

@@ -1,0 +1,119 @@
+"""Schedules and updates against plain NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax.config import base_config
+from vit_jax.errors import UserError
+from vit_jax.training.optimizer import make_optimizer, make_schedule
+
+
+def settings(**values):
+    optimizer = base_config().optimizer
+    optimizer.update(values)
+    return optimizer
+
+
+def run(gradients: list[dict], params: dict, steps: int = 10, **values) -> dict:
+    config = settings(**values)
+    optimizer = make_optimizer(config, make_schedule(config, steps))
+    params = {name: {k: jnp.asarray(v) for k, v in layer.items()} for name, layer in params.items()}
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("t", "rate"), [(0, 0), (5000, 4e-4), (10_000, 8e-4), (263_911, 4.05e-4), (517_822, 1e-5)]
+)
+def test_linear_schedule_has_the_papers_values(t, rate):
+    config = settings(learning_rate=8e-4, end_learning_rate=1e-5, schedule="linear", warmup_steps=10_000)
+    assert float(make_schedule(config, 517_822)(t)) == pytest.approx(rate, rel=1e-4)
+
+
+@pytest.mark.parametrize(("t", "rate"), [(50, 0.5), (100, 1.0), (350, 0.853553), (600, 0.5), (1100, 0.0)])
+def test_cosine_schedule_falls_by_half_in_the_middle(t, rate):
+    config = settings(learning_rate=1.0, schedule="cosine", warmup_steps=100)
+    assert float(make_schedule(config, 1100)(t)) == pytest.approx(rate, abs=1e-5)
+
+
+def test_constant_schedule_only_warms_up():
+    config = settings(learning_rate=0.5, schedule="constant", warmup_steps=4)
+    schedule = make_schedule(config, 100)
+    assert [float(schedule(t)) for t in (1, 2, 4, 50, 100)] == [0.125, 0.25, 0.5, 0.5, 0.5]
+
+
+def test_first_update_has_a_rate_above_zero():
+    params = {"layer": {"kernel": np.ones((2, 2), np.float32)}}
+    gradient = {"layer": {"kernel": jnp.ones((2, 2))}}
+    values = dict(learning_rate=0.1, warmup_steps=10, weight_decay=0.0, clip_norm=0.0)
+    after = run([gradient], params, steps=100, **values)
+    np.testing.assert_allclose(after["layer"]["kernel"], 1 - 0.1 / 10, rtol=1e-5)
+
+
+def test_last_update_has_the_end_rate():
+    params = {"layer": {"kernel": np.ones((1, 1), np.float32)}}
+    gradients = [{"layer": {"kernel": jnp.zeros((1, 1))}}] * 4 + [{"layer": {"kernel": jnp.ones((1, 1))}}]
+    values = dict(name="sgd", beta1=0.0, learning_rate=1.0, end_learning_rate=0.25, schedule="linear")
+    after = run(gradients, params, steps=5, warmup_steps=0, weight_decay=0.0, **values)
+    np.testing.assert_allclose(after["layer"]["kernel"], 0.75, rtol=1e-6)
+
+
+def test_warmup_as_long_as_the_run_is_named():
+    with pytest.raises(UserError, match="warmup_steps = 10 is not below the run's 10 steps"):
+        make_schedule(settings(warmup_steps=10), 10)
+
+
+def random_run(seed=0, steps=6):
+    rng = np.random.default_rng(seed)
+    shapes = {"kernel": (3, 4), "bias": (4,)}
+    params = {"layer": {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}}
+    gradients = [
+        {"layer": {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}} for _ in range(steps)
+    ]
+    return params, gradients
+
+
+@pytest.mark.parametrize("decay", ["kernels", "all"])
+def test_adam_equals_numpy(decay):
+    params, gradients = random_run()
+    values = dict(learning_rate=0.01, schedule="constant", warmup_steps=0, weight_decay=0.3, decay=decay)
+    got = run(gradients, params, **values)["layer"]
+    expected = {k: v.astype(np.float64) for k, v in params["layer"].items()}
+    mu, nu = ({k: np.zeros_like(v) for k, v in expected.items()} for _ in range(2))
+    for t, gradient in enumerate(gradients, start=1):
+        norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in gradient["layer"].values()))
+        for k, g in gradient["layer"].items():
+            g = g / max(norm, 1.0)
+            mu[k], nu[k] = 0.9 * mu[k] + 0.1 * g, 0.999 * nu[k] + 0.001 * g**2
+            direction = (mu[k] / (1 - 0.9**t)) / (np.sqrt(nu[k] / (1 - 0.999**t)) + 1e-8)
+            if k == "kernel" or decay == "all":
+                direction += 0.3 * expected[k]
+            expected[k] = expected[k] - 0.01 * direction
+    for k in expected:
+        np.testing.assert_allclose(got[k], expected[k], rtol=2e-5, atol=1e-6)
+
+
+def test_momentum_equals_numpy():
+    params, gradients = random_run()
+    values = dict(name="sgd", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
+    got = run(gradients, params, weight_decay=0.0, **values)["layer"]["kernel"]
+    expected, velocity = params["layer"]["kernel"].astype(np.float64), 0.0
+    for gradient in gradients:
+        velocity = 0.9 * velocity + gradient["layer"]["kernel"]
+        expected = expected - 0.1 * velocity
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_weight_decay_moves_kernels_alone():
+    params, _ = random_run()
+    params = {"block": {"kernel": params["layer"]["kernel"], "bias": params["layer"]["bias"]}}
+    zero = {"block": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)}}
+    values = dict(learning_rate=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5)
+    after = run([zero], params, **values)["block"]
+    np.testing.assert_allclose(after["kernel"], params["block"]["kernel"] * (1 - 0.1 * 0.5), rtol=1e-6)
+    np.testing.assert_array_equal(after["bias"], params["block"]["bias"])

@@ -1,0 +1,69 @@
+"""What a run writes down."""
+
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vit_jax.training.progress import Console, MetricWriter, duration
+
+
+def steps(workdir) -> list[int]:
+    return [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def write(workdir, first_step, *rows):
+    writer = MetricWriter(workdir, first_step)
+    for step, value in rows:
+        writer.write(step, {"train/loss": value})
+    writer.close()
+
+
+def test_rows_of_a_killed_run_come_once(tmp_path):
+    write(tmp_path, 0, (10, 1.0), (20, 2.0), (30, 3.0))
+    write(tmp_path, 20, (30, 3.0), (40, 4.0))
+    assert steps(tmp_path) == [10, 20, 30, 40]
+
+
+def test_half_written_last_line_is_dropped(tmp_path):
+    write(tmp_path, 0, (10, 1.0), (20, 2.0))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30, "train/lo')
+    write(tmp_path, 20, (30, 3.0))
+    assert steps(tmp_path) == [10, 20, 30]
+
+
+def test_infinity_is_null(tmp_path):
+    write(tmp_path, 0, (10, float("inf")), (20, float("nan")))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["train/loss"] for row in rows] == [None, None]
+
+
+def test_tensorboard_reads_the_events(tmp_path):
+    write(tmp_path, 0, (10, 1.5), (20, 0.25))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 1.5), (20, 0.25)]
+
+
+def test_tensorboard_sees_the_rows_of_a_killed_run_once(tmp_path):
+    write(tmp_path, 0, (10, 1.0), (20, 2.0), (30, 3.0))
+    write(tmp_path, 20, (30, 3.0), (40, 4.0))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == [10, 20, 30, 40]
+
+
+def test_log_file_has_every_line_with_its_time(tmp_path, capsys):
+    console = Console(tmp_path / "log.txt")
+    console.say("one\ntwo")
+    console.status("three")
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line[20:] for line in lines] == ["one", "two", "three"]
+    assert capsys.readouterr().out == "one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (180_000, "2 d 2 h")],
+)
+def test_duration_has_two_units_at_most(seconds, words):
+    assert duration(seconds) == words

@@ -1,0 +1,135 @@
+"""The compiled steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.config import base_config
+from vit_jax.models import model_factory
+from vit_jax.parallel.mesh import make_mesh, replicated, split_batch, to_devices
+from vit_jax.training.optimizer import make_optimizer, make_schedule
+from vit_jax.training.step import init_metrics, init_state, make_eval_step, make_train_step
+from vit_jax.training.workdir import model_arguments
+
+
+def setup(dropout=0.0, micro_batches=1, **optimizer):
+    """A tiny model's step, its first state, zero metrics, and the pieces to make others."""
+    config = base_config()
+    config.micro_batches = micro_batches
+    config.model.update(
+        dict(name="ViT-Ti/4", dim=16, depth=2, hidden=32, heads=2, dropout=dropout, head_bias=0.1)
+    )
+    config.data.image_size = 8
+    config.optimizer.update(dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer)
+    graphdef, params = nnx.split(model_factory(num_classes=5, **model_arguments(config))(rngs=nnx.Rngs(0)))
+    params = nnx.to_pure_dict(params)
+    # A head of zeros has no gradient to give to the layers below it.
+    params["head"]["kernel"] = jax.random.normal(jax.random.key(1), (16, 5))
+    mesh = make_mesh()
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 100))
+    state, metrics = jax.device_put((init_state(params, optimizer), init_metrics()), replicated(mesh))
+    return make_train_step(graphdef, optimizer, config, mesh), state, metrics, graphdef, config, mesh
+
+
+def make_batch(mesh, size=16, same=False):
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(1 if same else size, 8, 8, 3), dtype=np.uint8)
+    labels = rng.integers(5, size=(1 if same else size, 1)).astype(np.int32)
+    repeat = size if same else 1
+    return to_devices(
+        {"image": images.repeat(repeat, 0), "labels": labels.repeat(repeat, 0)}, split_batch(mesh)
+    )
+
+
+def flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(jax.device_get(tree))])
+
+
+def after_one_step(**settings) -> tuple[np.ndarray, dict]:
+    # Plain gradient descent shows the gradient itself; Adam would show its sign.
+    plain = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)
+    same = settings.pop("same", False)
+    step, state, metrics, *_, mesh = setup(**plain, **settings)
+    state, metrics = step(state, metrics, make_batch(mesh, same=same))
+    return flat(state["params"]), jax.device_get(metrics)
+
+
+def test_micro_batches_give_the_update_of_the_whole_batch():
+    (whole, metrics), (parts, same_metrics) = after_one_step(), after_one_step(micro_batches=4)
+    np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
+    for name in metrics:
+        np.testing.assert_allclose(same_metrics[name], metrics[name], rtol=1e-5)
+
+
+def test_every_micro_batch_drops_out_by_its_own_key():
+    # All images are one image: two parts with one key would both have the first half's gradient.
+    whole, _ = after_one_step(dropout=0.5, micro_batches=2, same=True)
+    step, state, metrics, *_, mesh = setup(
+        dropout=0.5, micro_batches=1, name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0
+    )
+    before = flat(state["params"])
+    assert not np.allclose(whole, before)
+    # The average of two equal gradients is that gradient: then halves would be equal to quarters.
+    halves = whole - before
+    quarters = after_one_step(dropout=0.5, micro_batches=4, same=True)[0] - before
+    assert np.abs(halves - quarters).max() > 0.05 * np.abs(halves).max()
+
+
+def test_same_step_replays_to_the_same_bits():
+    (first, _), (second, _) = after_one_step(dropout=0.5), after_one_step(dropout=0.5)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_every_step_drops_out_differently():
+    step, state, metrics, *_, mesh = setup(dropout=0.5, learning_rate=0.0)
+    losses = []
+    for _ in range(3):
+        state, sums = step(state, metrics, make_batch(mesh))
+        losses.append(float(sums["loss"]))
+    assert len(set(losses)) == 3
+
+
+def test_metrics_are_summed_until_they_are_reset():
+    step, state, metrics, *_, mesh = setup(learning_rate=0.0)
+    state, one = step(state, metrics, make_batch(mesh))
+    state, two = step(state, one, make_batch(mesh))
+    assert float(two["steps"]) == 2
+    assert float(two["loss"]) == pytest.approx(2 * float(one["loss"]), rel=1e-6)
+
+
+def test_first_step_that_is_not_finite_is_remembered():
+    step, state, metrics, *_, mesh = setup()
+    state, metrics = step(state, metrics, make_batch(mesh))
+    assert int(metrics["nonfinite_step"]) == 0
+    state["params"]["head"]["bias"] = state["params"]["head"]["bias"].at[0].set(jnp.nan)
+    for _ in range(2):
+        state, metrics = step(state, metrics, make_batch(mesh))
+    assert int(metrics["nonfinite_step"]) == 2
+
+
+def test_step_compiles_once():
+    step, state, metrics, *_, mesh = setup()
+    zero = metrics
+    for index in range(4):
+        state, metrics = step(state, zero if index == 2 else metrics, make_batch(mesh))
+    assert step._cache_size() == 1
+
+
+def test_state_is_updated_in_place():
+    step, state, metrics, *_, mesh = setup()
+    step(state, metrics, make_batch(mesh))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_masked_images_do_not_count():
+    _, state, _, graphdef, config, mesh = setup()
+    evaluate = make_eval_step(graphdef, config, mesh)
+    batch = make_batch(mesh)
+    mask = np.arange(16) < 11
+    everything = evaluate(state["params"], batch | {"mask": jnp.asarray(mask)})
+    spoiled = batch | {"image": batch["image"].at[11:].set(0), "mask": jnp.asarray(mask)}
+    assert int(everything["images"]) == 11
+    for name, value in evaluate(state["params"], spoiled).items():
+        np.testing.assert_array_equal(value, everything[name])
