@@ -11,7 +11,7 @@ def get_config(argument=None):
     config.batch_size = 128
     config.epochs = 140.0
     config.model.name = "ViT-Ti/4"
-    config.model.update(dict(dim=64, depth=4, hidden=128, heads=4))
+    config.model.update(dict(dim=64, depth=3, hidden=128, heads=4))
     config.data.source = "digits"
     config.data.image_size, config.data.test_resize = 16, 16  # Twice the scans' own, for finer crops.
     # A digit must keep its shape and may not be mirrored.

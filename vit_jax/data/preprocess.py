@@ -44,11 +44,13 @@ def inception_crop_box(
     aspect ratio is taken.
     """
     for _ in range(10):
-        target = rng.uniform(*area) * height * width
-        ratio = math.exp(rng.uniform(math.log(aspect[0]), math.log(aspect[1])))
+        # One call for all four numbers: a call costs more than its numbers.
+        area_draw, aspect_draw, left_draw, top_draw = rng.random(4).tolist()
+        target = (area[0] + area_draw * (area[1] - area[0])) * height * width
+        ratio = aspect[0] * (aspect[1] / aspect[0]) ** aspect_draw
         w, h = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
         if 0 < w <= width and 0 < h <= height:
-            left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+            left, top = int(left_draw * (width - w + 1)), int(top_draw * (height - h + 1))
             return left, top, left + w, top + h
     w = min(width, max(1, int(height * aspect[1])))
     h = min(height, max(1, int(width / aspect[0])))
@@ -67,7 +69,7 @@ def random_crop(
     """Inception crop to `[size, size, 3]` uint8, mirrored half of the time (paper, appendix B.1)."""
     box = inception_crop_box(rng, image.height, image.width, area, aspect)
     pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
-    return pixels[:, ::-1] if flip and rng.integers(2) else pixels
+    return pixels[:, ::-1] if flip and rng.random() < 0.5 else pixels
 
 
 def central_crop(image: Image.Image, size: int, resize: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A run from its config to its report.
 
-One turn of the loop, in this order: take the batch, step, log, evaluate, save. A run that is
+One turn of the loop, in this order: step, take the next batch, log, evaluate, save. A run that is
 stopped anywhere and started again on the same workdir goes on from its newest checkpoint and
 ends with the same bits: batches and random numbers are functions of the seed and the step.
 """
@@ -116,10 +116,12 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
             processes=jax.process_count(),
         )
         feed = resources.enter_context(contextlib.closing(Feed(batches, skipped.check, split_batch(mesh))))
+        batch = next(feed) if first_step < steps else None
         figures = evaluate(state["params"]) if first_step >= steps else {}
 
         for step in range(first_step + 1, steps + 1):
-            state, metrics = train_step(state, metrics, next(feed))
+            state, metrics = train_step(state, metrics, batch)
+            batch = next(feed) if step < steps else None  # While the devices work on this step.
             if step == first_step + 1:
                 jax.block_until_ready(metrics)
                 console.say(f"first step done {time.time() - started:.1f} s after the start")
