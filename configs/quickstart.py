@@ -1,4 +1,4 @@
-"""A small ViT on scikit-learn's digits: two minutes on two CPU cores, nothing to download.
+"""A small ViT on scikit-learn's digits: a minute and a half on two CPU cores, nothing to download.
 
 python -m vit_jax.main --config=configs/quickstart.py --workdir=/tmp/quickstart
 """
