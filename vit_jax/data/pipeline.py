@@ -5,8 +5,6 @@ source. Global batch k is positions [k B, (k + 1) B); a process reads its contig
 the k-th batch is the same for any number of processes, and resuming is reading from k.
 """
 
-from collections.abc import Iterator
-
 import grain
 import numpy as np
 
@@ -32,7 +30,7 @@ def training_batches(
     workers: int,
     process: int = 0,
     processes: int = 1,
-) -> Iterator[Batch]:
+) -> grain.DatasetIterator[Batch]:
     """Endless training batches from step `first_step` on.
 
     Args:
@@ -73,7 +71,7 @@ def evaluation_batches(
     workers: int,
     process: int = 0,
     processes: int = 1,
-) -> Iterator[Batch]:
+) -> grain.DatasetIterator[Batch]:
     """Every image once, in order, in equally many batches for every process.
 
     Yields:
@@ -130,7 +128,7 @@ def _row(pixels, labels, max_labels, unreadable) -> Batch:
     return {"image": pixels, "labels": padded, "unreadable": np.int64(unreadable)}
 
 
-def _iterate(data: grain.MapDataset, workers: int) -> Iterator[Batch]:
+def _iterate(data: grain.MapDataset, workers: int) -> grain.DatasetIterator[Batch]:
     if workers:
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
         data = data.to_iter_dataset(options).mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))

@@ -1,6 +1,9 @@
 """Accuracy and loss over a whole split."""
 
+import contextlib
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -36,9 +39,10 @@ class Evaluator:
     def __call__(self, params: dict) -> dict[str, float]:
         """Mean `loss` and `accuracy` over the readable images, and how many `images` these were."""
         total = None
-        for batch in evaluation_batches(self._source, **self._arguments):
-            sums = self._step(params, to_devices(self._skipped.check(batch), self._sharding))
-            total = sums if total is None else jax.tree.map(jax.numpy.add, total, sums)
+        with contextlib.closing(evaluation_batches(self._source, **self._arguments)) as batches:
+            for batch in batches:
+                sums = self._step(params, to_devices(self._skipped.check(batch), self._sharding))
+                total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = max(total["images"], 1.0)
         return {

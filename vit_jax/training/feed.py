@@ -2,8 +2,9 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+import grain
 import jax
 from jax.sharding import NamedSharding
 
@@ -22,16 +23,15 @@ class Feed:
 
     def __init__(
         self,
-        batches: Iterator[Batch],
+        batches: grain.DatasetIterator[Batch],
         check: Callable[[Batch], Batch],
         sharding: NamedSharding,
         ahead: int = 2,
     ):
+        self._batches = batches
         self._queue = queue.Queue(ahead)
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._fill, args=(batches, check, sharding), name="feed", daemon=True
-        )
+        self._thread = threading.Thread(target=self._fill, args=(check, sharding), name="feed", daemon=True)
         self._thread.start()
 
     def __next__(self) -> dict[str, jax.Array]:
@@ -41,17 +41,18 @@ class Feed:
         return item
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread and the processes that decode for it."""
         self._closed.set()
         while self._thread.is_alive():
             try:
                 self._queue.get(timeout=0.05)
             except queue.Empty:
                 continue
+        self._batches.close()
 
-    def _fill(self, batches, check, sharding):
+    def _fill(self, check, sharding):
         try:
             while not self._closed.is_set():
-                self._queue.put(to_devices(check(next(batches)), sharding))
+                self._queue.put(to_devices(check(next(self._batches)), sharding))
         except BaseException as error:
             self._queue.put(error)

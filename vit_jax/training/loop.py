@@ -58,6 +58,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     schedule = make_schedule(config.optimizer, steps)
     build = model_factory(num_classes=num_classes, **model_arguments(config))
     model = build(rngs=nnx.Rngs(config.seed))
+    multiply_adds = model.multiply_adds
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
 
@@ -74,6 +75,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     everywhere = replicated(mesh)
     optimizer = make_optimizer(config.optimizer, schedule)
     state = jax.device_put(init_state(params, optimizer), everywhere)
+    del model, params  # Else the first device keeps a second copy of them.
     metrics = zero_metrics = jax.device_put(init_metrics(), everywhere)
     train_step = make_train_step(graphdef, optimizer, config, mesh)
     evaluate = Evaluator(graphdef, test_source, config, mesh, console.say)
@@ -96,7 +98,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
             first_step=first_step,
             batch_size=config.batch_size,
             images=len(train_source),
-            multiply_adds=model.multiply_adds,
+            multiply_adds=multiply_adds,
             schedule=schedule,
             checkpoints=checkpoints,
             console=console,
