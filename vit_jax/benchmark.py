@@ -1,18 +1,22 @@
 """Measures this machine: python -m vit_jax.benchmark overhead
 
-overhead: host time of a training step of the quickstart, outside the compiled program.
+overhead: host time of a training step of --config, outside the compiled program.
 """
 
 import time
 
 import numpy as np
+from ml_collections import config_flags
 
 from vit_jax import command
+from vit_jax.config import check
 from vit_jax.errors import UserError, nearest
+
+CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "The job that is measured.")
 
 
 def overhead(steps: int = 100) -> None:
-    """Prints what the host does for a step before the devices can start on it.
+    """Prints what the host does for a step, while the devices have nothing to do.
 
     Each step begins when the one before has ended, so nothing of this is hidden behind the
     computation, as most of it is in a run. Decoding goes on beside it, as in a run.
@@ -20,44 +24,29 @@ def overhead(steps: int = 100) -> None:
     import jax
     from flax import nnx
 
-    from vit_jax.config import base_config
-    from vit_jax.data.pipeline import SkipLog, training_batches
-    from vit_jax.data.sources import open_source
     from vit_jax.models import model_factory
     from vit_jax.parallel.host import keep_freed_memory, share_interpreter
-    from vit_jax.parallel.mesh import make_mesh, replicated, split_batch
-    from vit_jax.training.feed import Feed
-    from vit_jax.training.optimizer import make_optimizer, make_schedule
+    from vit_jax.parallel.mesh import make_mesh, replicated
+    from vit_jax.training.loop import class_count, open_feed, open_sources
+    from vit_jax.training.optimizer import make_optimizer
     from vit_jax.training.step import init_metrics, init_state, make_train_step
     from vit_jax.training.workdir import model_arguments
 
     share_interpreter()
     if jax.default_backend() == "cpu":
         keep_freed_memory()
-    config = base_config()
-    config.batch_size = 128
-    config.model.update(dict(name="ViT-Ti/4", dim=64, depth=3, hidden=128, heads=4))
-    config.data.update(dict(image_size=16, crop_area=(0.6, 1.0), flip=False))
-    source = open_source("digits", "train")
-    model = model_factory(num_classes=10, **model_arguments(config))(rngs=nnx.Rngs(0))
-    graphdef, params = nnx.split(model)
+    config = CONFIG.value
+    check(config)
+    source, _ = open_sources(config)
+    build = model_factory(num_classes=class_count(config, source), **model_arguments(config))
+    graphdef, params = nnx.split(build(rngs=nnx.Rngs(config.seed)))
     mesh = make_mesh()
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 1_000_000))
+    optimizer = make_optimizer(config.optimizer, lambda step: config.optimizer.learning_rate)
     state = jax.device_put(init_state(nnx.to_pure_dict(params), optimizer), replicated(mesh))
     metrics = jax.device_put(init_metrics(), replicated(mesh))
     train_step = make_train_step(graphdef, optimizer, config, mesh)
-    batches = training_batches(
-        source,
-        seed=0,
-        batch_size=config.batch_size,
-        first_step=0,
-        image_size=16,
-        crop_area=config.data.crop_area,
-        crop_aspect=config.data.crop_aspect,
-        flip=False,
-        workers=0,
-    )
-    feed = Feed(batches, SkipLog(source, 0, print).check, split_batch(mesh))
+    feed = open_feed(config, source, 0, print, mesh)
+
     clock = time.perf_counter
     rows = []
     batch = next(feed)

@@ -7,11 +7,13 @@ ends with the same bits: batches and random numbers are functions of the seed an
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 from clu import parameter_overview
 from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import SkipLog, training_batches
@@ -71,6 +73,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
         claim(workdir, config, manifest)
     console = Console(workdir / "log.txt" if leader else None)
     console.say(describe(config, manifest, params))
+    warn = console.say if leader else print  # Each process names the images that it cannot read.
 
     everywhere = replicated(mesh)
     optimizer = make_optimizer(config.optimizer, schedule)
@@ -78,8 +81,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     del model, params  # Else the first device keeps a second copy of them.
     metrics = zero_metrics = jax.device_put(init_metrics(), everywhere)
     train_step = make_train_step(graphdef, optimizer, config, mesh)
-    evaluate = Evaluator(graphdef, test_source, config, mesh, console.say)
-    skipped = SkipLog(train_source, config.data.max_unreadable, console.say)
+    evaluate = Evaluator(graphdef, test_source, config, mesh, warn)
 
     with contextlib.ExitStack() as resources:
         stop = resources.enter_context(StopSignal())
@@ -104,20 +106,9 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
             console=console,
             writer=writer,
         )
-        batches = training_batches(
-            train_source,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            first_step=first_step,
-            image_size=config.data.image_size,
-            crop_area=config.data.crop_area,
-            crop_aspect=config.data.crop_aspect,
-            flip=config.data.flip,
-            workers=config.data.workers,
-            process=jax.process_index(),
-            processes=jax.process_count(),
+        feed = resources.enter_context(
+            contextlib.closing(open_feed(config, train_source, first_step, warn, mesh))
         )
-        feed = resources.enter_context(contextlib.closing(Feed(batches, skipped.check, split_batch(mesh))))
         batch = next(feed) if first_step < steps else None
         figures = evaluate(state["params"]) if first_step >= steps else {}
 
@@ -175,6 +166,25 @@ def open_sources(config: ConfigDict) -> tuple[Source, Source]:
     train_source = open_source(values.source, values.train_split, **arguments)
     names = train_source.class_names
     return train_source, open_source(values.source, values.test_split, class_names=names, **arguments)
+
+
+def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh) -> Feed:
+    """Training batches from step `first_step` on, placed on the devices of `mesh`."""
+    batches = training_batches(
+        source,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        first_step=first_step,
+        image_size=config.data.image_size,
+        crop_area=config.data.crop_area,
+        crop_aspect=config.data.crop_aspect,
+        flip=config.data.flip,
+        workers=config.data.workers,
+        process=jax.process_index(),
+        processes=jax.process_count(),
+    )
+    skipped = SkipLog(source, config.data.max_unreadable, say)
+    return Feed(batches, skipped.check, split_batch(mesh))
 
 
 def class_count(config: ConfigDict, source: Source) -> int:

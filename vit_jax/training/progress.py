@@ -9,24 +9,27 @@ from pathlib import Path
 
 
 class Console:
-    """Prints lines, and a status line that a terminal overwrites; a log file gets all as plain lines."""
+    """Prints lines, and a status line that a terminal overwrites; a log file gets all as plain lines.
 
-    def __init__(self, log: Path | None, quiet: bool = False):
+    Args:
+      log: the file; None is the console of a process that leaves the talking to another one.
+    """
+
+    def __init__(self, log: Path | None):
         self._log = log.open("a", encoding="utf-8") if log else None
-        self._quiet = quiet
         self._terminal = sys.stdout.isatty()
         self._status = False  # The cursor stands behind a status line.
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        if not self._quiet:
+        if self._log:
             print(("\r\x1b[K" if self._status else "") + text, flush=True)
             self._status = False
-        self._to_log(text)
+            self._to_log(text)
 
     def status(self, text: str) -> None:
         """The progress line."""
-        if self._terminal and not self._quiet:
+        if self._log and self._terminal:
             width = os.get_terminal_size().columns
             print("\r\x1b[K" + text[: width - 1], end="", flush=True)
             self._status = True
@@ -35,10 +38,9 @@ class Console:
             self.say(text)
 
     def _to_log(self, text: str) -> None:
-        if self._log:
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-            self._log.writelines(f"{stamp} {line}\n" for line in text.splitlines())
-            self._log.flush()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._log.writelines(f"{stamp} {line}\n" for line in text.splitlines())
+        self._log.flush()
 
 
 class MetricWriter:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --wrong: #c62828; --muted: #767676; }
+:root { color-scheme: light dark; --line: #8884; --wrong: #c62828; --muted: #666; }
+@media (prefers-color-scheme: dark) { :root { --wrong: #ff8a80; --muted: #aaa; } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
 table { border-collapse: collapse; }
@@ -24,7 +25,8 @@ td:last-child { font-variant-numeric: tabular-nums; text-align: right; padding-r
 .curves svg { width: 100%; height: auto; display: block; }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.2rem, 1fr)); gap: .7rem; }
 .samples figure { margin: 0; font-size: .8rem; line-height: 1.35; overflow-wrap: anywhere; }
-.samples img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
+.samples img { width: 100%; border-radius: 4px; display: block; }
+.samples .small { image-rendering: pixelated; } figcaption { margin-top: .35rem; }
 .samples .wrong img { outline: 3px solid var(--wrong); } .samples .wrong b { color: var(--wrong); }
 .samples span { color: var(--muted); } pre { overflow-x: auto; font-size: .85rem; }
 """
@@ -51,21 +53,29 @@ def write_report(workdir: Path, figures: dict[str, str], samples: Sequence[Sampl
     """Writes `report.html` from the workdir's config.json and metrics.jsonl; returns its path."""
     config = json.loads((workdir / "config.json").read_text())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    title = html.escape(f"{config['model']['name']} on {config['data']['path'] or config['data']['source']}")
+    model, data = config["model"], config["data"]
+    title = html.escape(f"{model['name']} on {data.get('path') or data['source']}")
     table = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in figures.items())
     curves = "".join(
         f"<figure>{drawn}</figure>" for panel in CURVES if (drawn := _curve(rows, *panel)) is not None
     )
     wrong = sum(not _right(sample) for sample in samples)
+    predictions = f"Predictions on {len(samples)} test images, {wrong} of them wrong"
+    sections = (
+        ("Curves", "curves", curves),
+        (predictions, "samples", "".join(map(_figure, samples))),
+    )
+    body = "\n".join(
+        f'<h2>{heading}</h2>\n<div class="{name}">{content}</div>'
+        for heading, name, content in sections
+        if content
+    )
     text = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1>
 <table>{table}</table>
-<h2>Curves</h2>
-<div class="curves">{curves}</div>
-<h2>Predictions on {len(samples)} test images, {wrong} of them wrong</h2>
-<div class="samples">{"".join(map(_figure, samples))}</div>
+{body}
 <h2>Config</h2>
 <pre>{html.escape(json.dumps(config, indent=2))}</pre>
 </body></html>
@@ -92,6 +102,7 @@ def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) ->
         axes = figure.add_subplot()
         for (name, line), style in zip(points.items(), ("-", "o-"), strict=False):
             if line:
+                style = "o" if len(line) == 1 else style  # A line through one point is not seen.
                 axes.plot(*zip(*line, strict=True), style, label=name, markersize=4, linewidth=1.5)
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set_xlabel("step")
@@ -101,7 +112,8 @@ def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) ->
         if len(lines) > 1:
             axes.legend(frameon=False)
         drawing = io.StringIO()
-        figure.savefig(drawing, format="svg", metadata={"Date": None, "Creator": None})
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(drawing, format="svg", metadata=no_metadata)
     svg = drawing.getvalue()
     label = html.escape(f"{title} over the steps", quote=True)
     return svg[svg.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
@@ -119,14 +131,16 @@ def _figure(sample: Sample) -> str:
     Image.fromarray(sample.image).save(encoded, "PNG")
     source = base64.b64encode(encoded.getvalue()).decode()
     right = _right(sample)
+    # Single pixels are shown as such; a photograph is scaled down smoothly.
+    size = ' class="small"' if max(sample.image.shape) <= 64 else ""
     label, prediction = (
         html.escape(", ".join(sample.labels), quote=True),
         html.escape(sample.prediction, quote=True),
     )
     return (
         f'<figure class="{"right" if right else "wrong"}">'
-        f'<img alt="{label}, predicted {prediction}" src="data:image/png;base64,{source}">'
-        f"<b>{'✓' if right else '✗'} {prediction}</b> {sample.probability:.0%}"
+        f'<img{size} alt="{label}, predicted {prediction}" src="data:image/png;base64,{source}">'
+        f"<figcaption><b>{'✓' if right else '✗'} {prediction}</b> {sample.probability:.0%}"
         + ("" if right else f"<br><span>is {label}</span>")
-        + "</figure>"
+        + "</figcaption></figure>"
     )
