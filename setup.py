@@ -19,7 +19,7 @@ setup(
     install_requires=requirements,
     extras_require={
         "test": ["pytest>=8,<10", "hypothesis>=6,<7", "ruff==0.17.5", "pre-commit>=4,<5"],
-        "tpu": ["jax[tpu]>=0.10,<0.13"],
-        "cuda": ["jax[cuda12]>=0.10,<0.13"],
+        "tpu": ["jax[tpu]>=0.10.2,<0.13"],
+        "cuda": ["jax[cuda12]>=0.10.2,<0.13"],
     },
 )

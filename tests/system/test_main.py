@@ -39,7 +39,7 @@ def test_evaluation_covers_the_whole_split(finished):
 
 def test_model_loads_from_the_workdir_alone(finished):
     model = vit_jax.load_model(finished)
-    assert model(np.zeros((1, 8, 8, 3), np.float32)).shape == (1, 10)
+    assert model(np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 10)
 
 
 def test_eight_devices_give_the_losses_of_one(run, tmp_path):
