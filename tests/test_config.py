@@ -140,7 +140,9 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
         return plain(self, key)
 
     # Writing the config down reads all of it and uses nothing.
-    monkeypatch.setattr("vit_jax.training.loop.claim", lambda workdir, *_: workdir.mkdir())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(configs.to_json(config))
+    monkeypatch.setattr("vit_jax.training.loop.claim", lambda *_: None)
     monkeypatch.setattr(ConfigDict, "__getitem__", noting)
     train(config, tmp_path / "run")
     monkeypatch.undo()
