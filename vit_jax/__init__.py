@@ -4,12 +4,20 @@
 """
 
 __version__ = "0.1.0"
-__all__ = ["MODELS", "UserError", "create_model", "load_model"]
+__all__ = [
+    "MODELS",
+    "ModelCard",
+    "UserError",
+    "create_model",
+    "list_models",
+    "load_model",
+    "model_card",
+]
 
 
 def __getattr__(name: str):
     # Loaded when asked for, so that `import vit_jax` costs nothing.
-    if name in ("MODELS", "create_model"):
+    if name in ("MODELS", "ModelCard", "create_model", "list_models", "model_card"):
         from vit_jax import models
 
         return getattr(models, name)

@@ -33,16 +33,30 @@ def base_config() -> ConfigDict:
     config.epochs = placeholder(float)
     config.steps = placeholder(int)  # If given, the length of the run, whatever the epochs.
 
+    # Arguments of the model (`ViT`, `BiT` in vit_jax/models): None leaves it to the name.
     config.model = ConfigDict()
     config.model.name = "ViT-B/16"
-    # A size or patch other than the name's.
-    for size in ("patch_size", "dim", "depth", "hidden", "heads"):
+    for size in ("patch_size", "dim", "depth", "hidden", "heads", "registers"):
         config.model[size] = placeholder(int)
-    config.model.pooling = "cls"  # Or gap.
-    config.model.pre_logits = False  # The pre-training head's hidden tanh layer.
-    config.model.dropout = 0.0
-    config.model.head_bias = 0.0
-    config.model.gelu = "tanh"  # Or erf.
+    config.model.resnet_blocks = placeholder(tuple)  # Units in each stage, of a hybrid or a BiT.
+    config.model.resnet_width = placeholder(int)
+    config.model.pooling = placeholder(str)  # cls, gap, map.
+    config.model.distillation = placeholder(str)  # none, token, heads.
+    config.model.position = placeholder(str)  # 1d, 2d, relative, sincos2d, none.
+    config.model.position_at = placeholder(str)  # stem, every, shared.
+    config.model.rope = placeholder(bool)
+    config.model.rope_grid = placeholder(tuple)
+    config.model.attention = placeholder(str)  # full, axial.
+    config.model.axial = placeholder(bool)  # Of a BiT.
+    config.model.mlp = placeholder(str)  # gelu, swiglu.
+    config.model.gelu = placeholder(str)  # tanh, erf.
+    config.model.qk_norm = placeholder(bool)
+    config.model.layer_scale = placeholder(float)
+    config.model.pre_logits = placeholder(bool)  # The pre-training head's hidden tanh layer.
+    config.model.dropout = placeholder(float)
+    config.model.stochastic_depth = placeholder(float)
+    config.model.head_bias = placeholder(float)
+    config.model.norm_epsilon = placeholder(float)
     config.model.dtype = "float32"  # Or bfloat16: of the computation; parameters are float32.
 
     config.data = ConfigDict()
@@ -90,10 +104,16 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
         return config
     if argument != "smoke":
         raise UserError(f"unknown config argument {argument!r}; there is: smoke")
-    patch = config.model.patch_size or int(config.model.name.split("/")[1])
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2, checkpoint_every=2))
-    config.model.update(dict(dim=64, depth=2, hidden=128, heads=2))
-    config.data.update(dict(source="synthetic", workers=0, image_size=4 * patch, test_resize=5 * patch))
+    kind, _, number = config.model.name.partition("/")
+    stride = config.model.patch_size or int(number or 16)
+    if "ViT" in kind:
+        config.model.update(dict(dim=64, depth=2, hidden=128, heads=2))
+    if kind.startswith(("R50", "R26")):
+        config.model.resnet_blocks = (1, 1, 1) if stride == 16 else (1, 1, 1, 1)
+    elif "ViT" not in kind:
+        config.model.update(dict(resnet_blocks=(1, 1), resnet_width=1))
+    config.data.update(dict(source="synthetic", workers=0, image_size=4 * stride, test_resize=5 * stride))
     config.data.num_classes = 10
     config.optimizer.warmup_steps = 1
     return config
@@ -114,7 +134,8 @@ def check(config: ConfigDict) -> None:
         _require(given[key] >= 1, key, given[key], "at least 1")
     for key in ("checkpoint_every", "checkpoints_kept"):
         _require(given[key] >= 1, key, given[key], "at least 1")
-    _require(0 <= config.model.dropout < 1, "model.dropout", config.model.dropout, "from 0 to below 1")
+    for key in ("model.dropout", "model.stochastic_depth"):
+        _require(given[key] is None or 0 <= given[key] < 1, key, given[key], "from 0 to below 1")
     _require(
         config.data.test_resize >= config.data.image_size,
         "data.test_resize",

@@ -7,9 +7,8 @@ from vit_jax.config import base_config
 
 def imagenet(model: str) -> ConfigDict:
     """ImageNet-1k: 300 epochs, cosine, strong weight decay (tables 3 and 5, first block)."""
-    config = _pretrain(model)
+    config = _pretrain(model, dropout=0.1)
     config.epochs = 300.0
-    config.model.dropout = 0.1
     config.data.path = "imagenet2012"
     config.data.train_split, config.data.test_split = "train[:99%]", "validation"
     config.loss.label_smoothing = 1e-4  # The authors, in vision_transformer's issue 34.
@@ -25,9 +24,8 @@ def imagenet21k(model: str) -> ConfigDict:
     TFDS has no ImageNet-21k: `data.path` names one that the user has prepared, and
     `data.num_classes` is the width of the published heads (the editions have fewer classes).
     """
-    config = _pretrain(model)
+    config = _pretrain(model, dropout=0.1)
     config.epochs = 90.0
-    config.model.dropout = 0.1
     config.model.head_bias = -10.0
     config.data.path = "imagenet21k"
     config.data.train_split, config.data.test_split = "train[51200:]", "train[:51200]"
@@ -39,7 +37,7 @@ def imagenet21k(model: str) -> ConfigDict:
 
 def jft(model: str) -> ConfigDict:
     """JFT-300M, or any multi-label data set of the user's: linear, no dropout (table 3)."""
-    config = _pretrain(model)
+    config = _pretrain(model, dropout=0.0)
     config.epochs = 7.0
     config.model.head_bias = -10.0
     config.data.path = "jft"
@@ -50,11 +48,13 @@ def jft(model: str) -> ConfigDict:
     return config
 
 
-def _pretrain(model: str) -> ConfigDict:
+def _pretrain(model: str, dropout: float) -> ConfigDict:
     """What all rows of table 3 share."""
     config = base_config()
     config.model.name = model
-    config.model.pre_logits = True
+    config.model.head_bias = 0.0
+    if "ViT" in model:  # A ResNet has neither.
+        config.model.pre_logits, config.model.dropout = True, dropout
     config.model.dtype = "bfloat16"
     config.batch_size = 4096
     config.data.source = "tfds"

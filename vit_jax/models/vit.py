@@ -9,104 +9,252 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
+from vit_jax.models.resnet import ResNet, linear_head
 
-POOLINGS = ("cls", "gap")
-GELUS = {"tanh": lambda x: nnx.gelu(x, approximate=True), "erf": lambda x: nnx.gelu(x, approximate=False)}
+CHOICES = {
+    "pooling": ("cls", "gap", "map"),
+    "distillation": ("none", "token", "heads"),
+    "position": POSITIONS,
+    "position_at": ("stem", "every", "shared"),
+    "attention": ("full", "axial"),
+    "mlp": ("gelu", "swiglu"),
+    "gelu": ("tanh", "erf"),
+}
 
 _xavier = nnx.initializers.xavier_uniform()
 
 
-def _layer_norm(dim, dtype, rngs):
-    return nnx.LayerNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)  # Statistics stay float32.
+def _fused_xavier(parts: int):
+    """Xavier for each of `parts` square kernels that lie side by side in one."""
+    return nnx.initializers.variance_scaling((1 + parts) / 2, "fan_avg", "uniform")
 
 
 class Attention(nnx.Module):
-    """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once."""
+    """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
-    def __init__(self, dim: int, heads: int, *, dtype, rngs: nnx.Rngs):
+    Args:
+      qk_norm: normalise the queries and keys of each head (Dehghani et al., 2023).
+      offsets: size of the table of relative positions, 0 for none (appendix D.4): an embedding
+        for each offset is added to the keys, for all heads the same.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        qk_norm: bool = False,
+        offsets: int = 0,
+        epsilon: float = 1e-6,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         head_dim = dim // heads
-        # One product for all three. Scale 2 over the joint kernel is Xavier over each of them.
+        # One product for all three.
         self.qkv = nnx.LinearGeneral(
-            dim,
-            (3, heads, head_dim),
-            kernel_init=nnx.initializers.variance_scaling(2.0, "fan_avg", "uniform"),
-            dtype=dtype,
-            rngs=rngs,
+            dim, (3, heads, head_dim), kernel_init=_fused_xavier(3), dtype=dtype, rngs=rngs
         )
+        self.query_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
+        self.key_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
+        if offsets:
+            self.relative_embedding = nnx.Param(
+                nnx.initializers.normal(0.02)(rngs.params(), (offsets, head_dim))
+            )
         self.out = nnx.LinearGeneral(
             (heads, head_dim), dim, axis=(-2, -1), kernel_init=_xavier, dtype=dtype, rngs=rngs
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, tokens, dim]` to the same shape. The softmax is taken in float32."""
+    def __call__(
+        self,
+        x: jax.Array,
+        offsets: np.ndarray | None = None,
+        rotation: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> jax.Array:
+        """`[batch, tokens, dim]` to the same shape. The softmax is taken in float32.
+
+        Args:
+          offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
+          rotation: cosines and sines `[tokens, head_dim]` that turn queries and keys.
+        """
         query, key, value = jnp.moveaxis(self.qkv(x), -3, 0)
-        return self.out(jax.nn.dot_product_attention(query, key, value))
+        if self.query_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        bias = None
+        if offsets is not None:
+            table = self.relative_embedding[...].astype(query.dtype)[offsets]
+            bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
+        return self.out(jax.nn.dot_product_attention(query, key, value, bias=bias))
 
 
 class Mlp(nnx.Module):
-    """Dense, GELU, dropout, dense, applied to each token alone."""
+    """Dense, GELU, dropout, dense, applied to each token alone.
 
-    def __init__(self, dim: int, hidden: int, *, dropout: float, gelu: str, dtype, rngs: nnx.Rngs):
-        def dense(width_in, width_out):
-            return nnx.Linear(
-                width_in,
-                width_out,
-                kernel_init=_xavier,
-                bias_init=nnx.initializers.normal(1e-6),
-                dtype=dtype,
-                rngs=rngs,
-            )
+    With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer, 2020).
+    """
 
-        self.fc1, self.fc2 = dense(dim, hidden), dense(hidden, dim)
-        self.gelu = GELUS[gelu]
+    def __init__(self, dim: int, hidden: int, *, kind: str, dropout: float, gelu: str, dtype, rngs: nnx.Rngs):
+        values = dict(bias_init=nnx.initializers.normal(1e-6), dtype=dtype, rngs=rngs)
+        if kind == "swiglu":
+            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=_xavier, **values)
+        else:
+            self.fc1 = nnx.Linear(dim, hidden, kernel_init=_xavier, **values)
+        self.fc2 = nnx.Linear(hidden, dim, kernel_init=_xavier, **values)
+        self.kind, self.gelu = kind, gelu
         self.dropout = nnx.Dropout(dropout)
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        x = self.gelu(self.fc1(x))
+        x = self.fc1(x)
+        if self.kind == "swiglu":
+            x = nnx.silu(x[..., 0, :]) * x[..., 1, :]
+        else:
+            x = nnx.gelu(x, approximate=self.gelu == "tanh")
         x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
         return self.fc2(x)
 
 
 class EncoderBlock(nnx.Module):
-    """One pre-norm layer (equations 2 and 3)."""
+    """One pre-norm layer (equations 2 and 3).
 
-    def __init__(self, dim, heads, hidden, *, dropout: float, gelu: str, dtype, rngs: nnx.Rngs):
-        self.norm1 = _layer_norm(dim, dtype, rngs)
-        self.attention = Attention(dim, heads, dtype=dtype, rngs=rngs)
-        self.norm2 = _layer_norm(dim, dtype, rngs)
-        self.mlp = Mlp(dim, hidden, dropout=dropout, gelu=gelu, dtype=dtype, rngs=rngs)
+    Args:
+      layer_scale: initial value of a learned factor for each channel of a branch (Touvron et al.,
+        2021); None for no such factors.
+      stochastic_depth: chance that an image skips a branch in training (Huang et al., 2016).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        hidden: int,
+        *,
+        mlp: str,
+        gelu: str,
+        dropout: float,
+        stochastic_depth: float,
+        layer_scale: float | None,
+        qk_norm: bool,
+        offsets: int,
+        epsilon: float,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        self.norm1 = _layer_norm(dim, epsilon, dtype, rngs)
+        self.attention = Attention(
+            dim, heads, qk_norm=qk_norm, offsets=offsets, epsilon=epsilon, dtype=dtype, rngs=rngs
+        )
+        self.norm2 = _layer_norm(dim, epsilon, dtype, rngs)
+        self.mlp = Mlp(dim, hidden, kind=mlp, dropout=dropout, gelu=gelu, dtype=dtype, rngs=rngs)
         self.dropout = nnx.Dropout(dropout)
+        self.skip = nnx.Dropout(stochastic_depth, broadcast_dims=(1, 2))
+        self.scaled = layer_scale is not None
+        if self.scaled:
+            self.scale1 = nnx.Param(jnp.full(dim, layer_scale))
+            self.scale2 = nnx.Param(jnp.full(dim, layer_scale))
+
+    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, **positions) -> jax.Array:
+        """`[batch, tokens, dim]` to the same shape; `positions` are those of `Attention`."""
+
+        def drop(branch):
+            branch = self.dropout(branch, deterministic=rngs is None, rngs=rngs)
+            return self.skip(branch, deterministic=rngs is None, rngs=rngs)
+
+        branch = self.attention(self.norm1(x), **positions)
+        x = x + drop(branch * self.scale1[...].astype(branch.dtype) if self.scaled else branch)
+        branch = self.mlp(self.norm2(x), rngs)
+        return x + drop(branch * self.scale2[...].astype(branch.dtype) if self.scaled else branch)
+
+
+class AxialBlock(nnx.Module):
+    """Attention and MLP within each row of the grid, then within each column (appendix D.6)."""
+
+    def __init__(self, grid: tuple[int, int], *block, **values):
+        self.grid = grid
+        self.row = EncoderBlock(*block, **values)
+        self.column = EncoderBlock(*block, **values)
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        def drop(branch):
-            return self.dropout(branch, deterministic=rngs is None, rngs=rngs)
+        """`[batch, rows * columns, dim]` to the same shape."""
+        batch, tokens, dim = x.shape
+        rows, columns = self.grid
+        x = self.row(x.reshape(batch * rows, columns, dim), rngs)
+        x = x.reshape(batch, rows, columns, dim).swapaxes(1, 2)
+        x = self.column(x.reshape(batch * columns, rows, dim), rngs)
+        return x.reshape(batch, columns, rows, dim).swapaxes(1, 2).reshape(batch, tokens, dim)
 
-        x = x + drop(self.attention(self.norm1(x)))
-        return x + drop(self.mlp(self.norm2(x), rngs))
+
+class AttentionPooling(nnx.Module):
+    """One learned query attends to all tokens; then an MLP (Zhai et al., 2022)."""
+
+    def __init__(
+        self, dim: int, heads: int, hidden: int, *, gelu: str, epsilon: float, dtype, rngs: nnx.Rngs
+    ):
+        head_dim = dim // heads
+        self.probe = nnx.Param(_xavier(rngs.params(), (1, 1, dim)))
+        self.query = nnx.LinearGeneral(dim, (heads, head_dim), kernel_init=_xavier, dtype=dtype, rngs=rngs)
+        self.key_value = nnx.LinearGeneral(
+            dim, (2, heads, head_dim), kernel_init=_fused_xavier(2), dtype=dtype, rngs=rngs
+        )
+        self.out = nnx.LinearGeneral(
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=_xavier, dtype=dtype, rngs=rngs
+        )
+        self.norm = _layer_norm(dim, epsilon, dtype, rngs)
+        self.mlp = Mlp(dim, hidden, kind="gelu", dropout=0.0, gelu=gelu, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[batch, tokens, dim]` to `[batch, dim]`."""
+        query = jnp.broadcast_to(self.query(self.probe[...]), (len(x), 1, *self.query.out_features))
+        key, value = jnp.moveaxis(self.key_value(x), -3, 0)
+        x = self.out(jax.nn.dot_product_attention(query, key, value))
+        return (x + self.mlp(self.norm(x)))[:, 0]
 
 
 class ViT(nnx.Module):
     """A Vision Transformer for images of one size.
 
+    The tokens are, in this order: class token, distillation token, patches in raster order, registers.
+
     Args:
       image_size: height and width in pixels, or one number for a square.
-      num_classes: width of the linear head.
-      patch_size: side of a patch P in pixels; must divide the image.
+      num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
+      patch_size: side of a patch P in pixels; of a hybrid, in positions of the ResNet's features.
       dim, depth, hidden, heads: the paper's D, number of layers L, MLP size and heads (table 1).
       channels: of the images.
-      pooling: `cls` reads the class token, `gap` averages all tokens (then there is no class token).
+      resnet_blocks: of a hybrid: units in each stage of the ResNet that reads the images (section 3.1,
+        "Hybrid Architecture"); an empty tuple is its root alone, None no ResNet.
+      resnet_width: factor on the ResNet's channels.
+      pooling: `cls` reads the class token, `gap` averages the patches, `map` attends to them with a
+        learned query; only `cls` has a class token (appendix D.3).
+      distillation: `token` adds DeiT's distillation token, `heads` a linear head on it too, whose
+        logits are averaged with the class token's (Touvron et al., 2021).
+      position: `1d` learns a vector for each token, `2d` one for each row and column, `relative` one
+        for each offset between tokens, `sincos2d` is fixed, `none` (appendix D.4).
+      position_at: where 1d and 2d are added: at the `stem`, before `every` layer (each with its own),
+        or `shared` by all layers.
+      rope: turn queries and keys by their row and column (EVA-02; Fang et al., 2023).
+      rope_grid: the grid in which `rope` counts, that of pre-training; None for the model's own.
+      registers: number of learned tokens without a meaning of their own (Darcet et al., 2024).
+      attention: `full`, or `axial`: each layer becomes a row layer and a column layer (appendix D.6).
+      mlp: `gelu`, or `swiglu`, with a gate as wide as `hidden`.
+      gelu: `tanh` (Flax's approximation, as the authors trained) or `erf` (exact).
+      qk_norm: normalise queries and keys.
+      layer_scale: initial value of LayerScale; None for none.
       pre_logits: put the pre-training head's hidden tanh layer before the linear head (section 3.1).
       dropout: rate after every dense layer but q, k, v, and after the position embeddings.
+      stochastic_depth: rate of skipped branches in the last layer; it rises linearly from 0.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training); its kernel is zero.
-      gelu: `tanh` (Flax's approximation, as the authors trained) or `erf` (exact).
+      norm_epsilon: of the layer norms.
       dtype: of the computation; parameters, normalisation statistics, softmax and logits are float32.
       rngs: the key for initialisation.
 
     Raises:
-      UserError: sizes that do not fit one another.
+      UserError: sizes or options that do not fit one another.
     """
 
     def __init__(
@@ -120,38 +268,87 @@ class ViT(nnx.Module):
         hidden: int,
         heads: int,
         channels: int = 3,
+        resnet_blocks: tuple[int, ...] | None = None,
+        resnet_width: int = 1,
         pooling: str = "cls",
+        distillation: str = "none",
+        position: str = "1d",
+        position_at: str = "stem",
+        rope: bool = False,
+        rope_grid: tuple[int, int] | None = None,
+        registers: int = 0,
+        attention: str = "full",
+        mlp: str = "gelu",
+        gelu: str = "tanh",
+        qk_norm: bool = False,
+        layer_scale: float | None = None,
         pre_logits: bool = False,
         dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
         head_bias: float = 0.0,
-        gelu: str = "tanh",
+        norm_epsilon: float = 1e-6,
         dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        if height % patch_size or width % patch_size:
-            down = max(patch_size, height // patch_size * patch_size)
+        stride = patch_size * (1 if resnet_blocks is None else 2 ** (2 + max(0, len(resnet_blocks) - 1)))
+        if height % stride or width % stride:
+            down = max(stride, height // stride * stride)
+            patch = f"patch size {patch_size}" if resnet_blocks is None else f"the hybrid's stride {stride}"
             raise UserError(
-                f"patch size {patch_size} does not divide the image of {height}x{width} pixels; "
-                f"use an image size such as {down} or {down + patch_size}, or another patch size"
+                f"{patch} does not divide the image of {height}x{width} pixels; "
+                f"use an image size such as {down} or {down + stride}, or another patch size"
             )
         if dim % heads:
             raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
-        if pooling not in POOLINGS:
-            raise UserError(f"unknown pooling {pooling!r} (model.pooling); there are: {', '.join(POOLINGS)}")
-        if gelu not in GELUS:
-            raise UserError(f"unknown gelu {gelu!r} (model.gelu); there are: {', '.join(GELUS)}")
+        for name, value in dict(
+            pooling=pooling,
+            distillation=distillation,
+            position=position,
+            position_at=position_at,
+            attention=attention,
+            mlp=mlp,
+            gelu=gelu,
+        ).items():
+            if value not in CHOICES[name]:
+                raise UserError(
+                    f"unknown {name} {value!r} (model.{name}); there are: {', '.join(CHOICES[name])}"
+                )
+        if distillation != "none" and pooling != "cls":
+            raise UserError("model.distillation needs the class token beside its own: model.pooling='cls'")
+        if attention == "axial" and (
+            pooling == "cls" or registers or rope or position in ("none", "relative")
+        ):
+            raise UserError(
+                "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or 'map', "
+                "no registers, and model.position='1d', '2d' or 'sincos2d' without rope"
+            )
+        if position_at != "stem" and position not in ("1d", "2d"):
+            raise UserError(f"model.position_at={position_at!r} is for model.position='1d' and '2d'")
+        if position in ("2d", "sincos2d") and dim % 4:
+            raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
+        if rope and dim // heads % 4:
+            raise UserError(f"model.rope needs heads of a width divisible by 4, not {dim // heads}")
 
-        self.image_size, self.channels = (height, width), channels
-        self.patch_size, self.num_classes = patch_size, num_classes
-        self.dim, self.depth, self.hidden, self.heads = dim, depth, hidden, heads
-        self.pooling = pooling
-        self.grid = (height // patch_size, width // patch_size)
-        self.tokens = math.prod(self.grid) + (pooling == "cls")
+        self.image_size, self.channels, self.num_classes = (height, width), channels, num_classes
+        self.patch_size, self.dim, self.depth, self.hidden, self.heads = patch_size, dim, depth, hidden, heads
+        self.pooling, self.distillation = pooling, distillation
+        self.position, self.position_at = position, position_at
+        self.registers, self.rope, self.attention = registers, rope, attention
+        self.grid = (height // stride, width // stride)
+        self.rope_grid = tuple(rope_grid) if rope_grid else self.grid
+        self.special = (pooling == "cls") + (distillation != "none")  # Tokens before the patches.
+        self.tokens = self.special + math.prod(self.grid) + registers
 
         compute = jnp.dtype(dtype)
+
+        def hybrid_trunk():
+            blocks = tuple(resnet_blocks)
+            return ResNet(blocks, resnet_width, channels, preactivation=False, dtype=compute, rngs=rngs)
+
+        self.resnet = None if resnet_blocks is None else hybrid_trunk()
         self.patch_embedding = nnx.Conv(
-            channels,
+            channels if self.resnet is None else self.resnet.channels,
             dim,
             kernel_size=(patch_size, patch_size),
             strides=(patch_size, patch_size),
@@ -161,29 +358,54 @@ class ViT(nnx.Module):
         )
         if pooling == "cls":
             self.cls = nnx.Param(jnp.zeros((1, 1, dim)))
-        self.position_embedding = nnx.Param(
-            nnx.initializers.normal(0.02)(rngs.params(), (1, self.tokens, dim))
-        )
+        if distillation != "none":
+            self.distillation_token = nnx.Param(jnp.zeros((1, 1, dim)))
+
+        def positions():
+            return PositionEmbedding(position, self.grid, self.special, dim, rngs)
+
+        if position_at == "every":
+            self.position_embedding = nnx.Dict({f"{layer:02d}": positions() for layer in range(depth)})
+        else:
+            self.position_embedding = positions() if position in ("1d", "2d", "sincos2d") else None
+        if registers:
+            self.register_tokens = nnx.Param(
+                nnx.initializers.normal(0.02)(rngs.params(), (1, registers, dim))
+            )
         self.dropout = nnx.Dropout(dropout)
+
+        offsets = 0
+        if position == "relative":
+            offsets = int(relative_offsets(self.grid, self.special, registers).max()) + 1
+
+        def block(layer):
+            values = dict(
+                mlp=mlp,
+                gelu=gelu,
+                dropout=dropout,
+                stochastic_depth=stochastic_depth * layer / max(1, depth - 1),
+                layer_scale=layer_scale,
+                qk_norm=qk_norm,
+                offsets=offsets,
+                epsilon=norm_epsilon,
+                dtype=compute,
+                rngs=rngs,
+            )
+            if attention == "axial":
+                return AxialBlock(self.grid, dim, heads, hidden, **values)
+            return EncoderBlock(dim, heads, hidden, **values)
+
         # Named by depth, so that a checkpoint's paths are strings that sort in order.
-        self.blocks = nnx.Dict(
-            {
-                f"{layer:02d}": EncoderBlock(
-                    dim, heads, hidden, dropout=dropout, gelu=gelu, dtype=compute, rngs=rngs
-                )
-                for layer in range(depth)
-            }
-        )
-        self.norm = _layer_norm(dim, compute, rngs)
+        self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(depth)})
+        self.norm = _layer_norm(dim, norm_epsilon, compute, rngs)
+        if pooling == "map":
+            self.attention_pooling = AttentionPooling(
+                dim, heads, hidden, gelu=gelu, epsilon=norm_epsilon, dtype=compute, rngs=rngs
+            )
         self.pre_logits = nnx.Linear(dim, dim, dtype=compute, rngs=rngs) if pre_logits else None
-        self.head = nnx.Linear(
-            dim,
-            num_classes,
-            kernel_init=nnx.initializers.zeros_init(),
-            bias_init=nnx.initializers.constant(head_bias),
-            dtype=jnp.float32,
-            rngs=rngs,
-        )
+        self.head = linear_head(dim, num_classes, head_bias, rngs) if num_classes else None
+        two_heads = num_classes and distillation == "heads"
+        self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
 
     def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Float images in [-1, 1], `[batch, height, width, channels]`, to logits `[batch, classes]`.
@@ -191,29 +413,65 @@ class ViT(nnx.Module):
         Args:
           rngs: a `dropout` stream; with it the call is a training call.
         """
-        x = self.patch_embedding(images)
-        batch, _, _, dim = x.shape
-        x = x.reshape(batch, -1, dim)
-        if self.pooling == "cls":
-            cls = jnp.broadcast_to(self.cls[...].astype(x.dtype), (batch, 1, dim))
-            x = jnp.concatenate([cls, x], axis=1)
-        x = x + self.position_embedding[...].astype(x.dtype)
+        x = self.embed(images)
         x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
+        x = self.norm(self.encode(x, rngs))
+        return self.classify(x)
 
-        for layer in range(self.depth):
-            x = self.blocks[f"{layer:02d}"](x, rngs)
+    def embed(self, images: jax.Array) -> jax.Array:
+        """Images to tokens with their positions, `[batch, tokens, dim]`."""
+        features = images if self.resnet is None else self.resnet(images)
+        x = self.patch_embedding(features)
+        x = x.reshape(len(x), -1, self.dim)
 
-        x = self.norm(x)
-        x = x[:, 0] if self.pooling == "cls" else x.mean(axis=1)
+        def repeated(token):
+            return jnp.broadcast_to(token[...].astype(x.dtype), (len(x), *token.shape[1:]))
+
+        special = [repeated(self.cls)] if self.pooling == "cls" else []
+        if self.distillation != "none":
+            special.append(repeated(self.distillation_token))
+        x = jnp.concatenate([*special, x], axis=1)
+        if self.position_embedding is not None and self.position_at == "stem":
+            x = x + self.position_embedding().astype(x.dtype)
+        if self.registers:
+            x = jnp.concatenate([x, repeated(self.register_tokens)], axis=1)
+        return x
+
+    def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """All layers, `[batch, tokens, dim]` to the same shape."""
+        positions = {}
+        if self.position == "relative":
+            positions["offsets"] = relative_offsets(self.grid, self.special, self.registers)
+        if self.rope:
+            positions["rotation"] = rotation_tables(
+                self.grid, self.rope_grid, self.special, self.registers, self.dim // self.heads
+            )
+        for layer in self.blocks:
+            if self.position_at != "stem":
+                every = self.position_at == "every"
+                table = (self.position_embedding[layer] if every else self.position_embedding)()
+                x = x + jnp.pad(table, ((0, 0), (0, self.registers), (0, 0))).astype(x.dtype)
+            x = self.blocks[layer](x, rngs, **positions)
+        return x
+
+    def classify(self, x: jax.Array) -> jax.Array:
+        """Normalised tokens `[batch, tokens, dim]` to logits, or to what would enter the head."""
+        patches = x[:, self.special : self.special + math.prod(self.grid)]
+        if self.pooling == "cls":
+            pooled = x[:, 0]
+        elif self.pooling == "gap":
+            pooled = patches.mean(axis=1)
+        else:
+            pooled = self.attention_pooling(patches)
         if self.pre_logits is not None:
-            x = jnp.tanh(self.pre_logits(x))
-        return self.head(x)
+            pooled = jnp.tanh(self.pre_logits(pooled))
+        if self.head is None:
+            return pooled
+        logits = self.head(pooled)
+        if self.distillation_head is not None:
+            logits = (logits + self.distillation_head(x[:, 1])) / 2
+        return logits
 
-    @property
-    def multiply_adds(self) -> int:
-        """Multiply-adds of one image's forward pass, matrix products only."""
-        n, dim = self.tokens, self.dim
-        patches = math.prod(self.grid) * self.patch_size**2 * self.channels * dim
-        block = 4 * n * dim**2 + 2 * n**2 * dim + 2 * n * dim * self.hidden
-        head = (dim**2 if self.pre_logits is not None else 0) + dim * self.num_classes
-        return patches + self.depth * block + head
+
+def _layer_norm(dim, epsilon, dtype, rngs):
+    return nnx.LayerNorm(dim, epsilon=epsilon, dtype=dtype, rngs=rngs)  # Statistics stay float32.

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.sources import Source, open_source
 from vit_jax.errors import UserError
-from vit_jax.models import model_factory
+from vit_jax.models import count_multiply_adds, model_factory
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, make_mesh, replicated, split_batch
 from vit_jax.training.checkpoint import Checkpoints
@@ -60,7 +60,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     schedule = make_schedule(config.optimizer, steps)
     build = model_factory(num_classes=num_classes, **model_arguments(config))
     model = build(rngs=nnx.Rngs(config.seed))
-    multiply_adds = model.multiply_adds
+    multiply_adds = count_multiply_adds(model)
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
 
@@ -224,13 +224,13 @@ def in_words(figures: dict[str, float]) -> str:
 
 def describe(config: ConfigDict, manifest: dict, params: dict) -> str:
     """Parameters, data and devices of a run; the layers of the encoder are shown as one."""
-    blocks = params["blocks"]
-    stacked = jax.tree.map(
-        lambda first: jax.ShapeDtypeStruct((len(blocks), *first.shape), first.dtype), blocks["00"]
-    )
-    table = parameter_overview.get_parameter_overview(
-        params | {"blocks": {f"00-{len(blocks) - 1:02d}": stacked}}, include_stats=False
-    )
+    shown = params
+    if blocks := params.get("blocks"):
+        stacked = jax.tree.map(
+            lambda first: jax.ShapeDtypeStruct((len(blocks), *first.shape), first.dtype), blocks["00"]
+        )
+        shown = params | {"blocks": {f"00-{len(blocks) - 1:02d}": stacked}}
+    table = parameter_overview.get_parameter_overview(shown, include_stats=False)
     images = manifest["images"]
     return "\n".join(
         [

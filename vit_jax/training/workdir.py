@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError
-from vit_jax.models import model_factory
+from vit_jax.models import abstract, model_factory
 from vit_jax.training.checkpoint import load_params
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
@@ -87,9 +87,9 @@ def load_model(workdir: str | Path) -> nnx.Module:
     except OSError as error:
         raise UserError(f"no run in {workdir}: cannot read {error.filename}") from error
     build = model_factory(num_classes=num_classes, **model_arguments(config))
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0))))
+    graphdef, shapes = nnx.split(abstract(build))
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), nnx.to_pure_dict(abstract)
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), nnx.to_pure_dict(shapes)
     )
     return nnx.merge(graphdef, load_params(workdir / CHECKPOINTS, like))

@@ -1,0 +1,98 @@
+"""Where a token is: learned, fixed, relative and rotary positions (paper, appendix D.4)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+POSITIONS = ("1d", "2d", "relative", "sincos2d", "none")
+
+
+class PositionEmbedding(nnx.Module):
+    """A vector for each special token and patch.
+
+    Args:
+      kind: `1d`, a learned table; `2d`, learned halves for column and row; `sincos2d`, fixed.
+      grid: rows and columns of patches.
+      special: tokens before the patches; in `2d` each has a vector of its own, in `sincos2d` zeros.
+    """
+
+    def __init__(self, kind: str, grid: tuple[int, int], special: int, dim: int, rngs: nnx.Rngs):
+        self.kind, self.grid, self.special, self.dim = kind, grid, special, dim
+        rows, columns = grid
+
+        def table(*shape):
+            return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
+
+        if kind == "1d":
+            self.table = table(1, special + rows * columns, dim)
+        elif kind == "2d":
+            self.x, self.y = table(columns, dim // 2), table(rows, dim // 2)
+            if special:
+                self.special_table = table(special, dim)
+
+    def __call__(self) -> jax.Array:
+        """`[1, special + rows * columns, dim]`."""
+        if self.kind == "1d":
+            return self.table[...]
+        rows, columns = self.grid
+        if self.kind == "sincos2d":
+            return jnp.pad(sincos2d(self.grid, self.dim), ((self.special, 0), (0, 0)))[None]
+        x = jnp.broadcast_to(self.x[...][None], (rows, columns, self.dim // 2))
+        y = jnp.broadcast_to(self.y[...][:, None], (rows, columns, self.dim // 2))
+        table = jnp.concatenate([x, y], axis=-1).reshape(-1, self.dim)
+        if self.special:
+            table = jnp.concatenate([self.special_table[...], table])
+        return table[None]
+
+
+def sincos2d(grid: tuple[int, int], dim: int) -> np.ndarray:
+    """Fixed positions `[rows * columns, dim]`: sines and cosines of the column, then of the row.
+
+    As in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022).
+    """
+    frequencies = 10_000.0 ** -np.linspace(0, 1, dim // 4)
+    y, x = (part.reshape(-1, 1) * frequencies for part in np.indices(grid))
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
+
+
+def relative_offsets(grid: tuple[int, int], special: int, registers: int) -> np.ndarray:
+    """For each query and key the row of the table of relative positions, `[tokens, tokens]`.
+
+    Patches are numbered in raster order, N of them: their difference p_q - p_k lies from -(N-1) to
+    N-1 and takes rows 0 to 2N-2. What is not a patch has three more: to a patch, from a patch, to
+    another such token or itself.
+    """
+    patches = grid[0] * grid[1]
+    number = np.arange(patches)
+    last = 2 * patches - 1
+    offsets = np.full((special + patches + registers,) * 2, last + 2)
+    inside = slice(special, special + patches)
+    offsets[:, inside] = last
+    offsets[inside, :] = last + 1
+    offsets[inside, inside] = number[:, None] - number[None, :] + patches - 1
+    return offsets if special + registers else offsets[inside, inside]
+
+
+def rotation_tables(
+    grid: tuple[int, int], unit: tuple[int, int], special: int, registers: int, head_dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines `[tokens, head_dim]` of 2-D rotary positions (EVA-02, Fang et al., 2023).
+
+    The first half of a head turns with the row, the second with the column, neighbours in pairs;
+    base 10,000. A grid other than `unit` is stretched onto it. What is not a patch does not turn.
+    """
+    frequencies = np.repeat(10_000.0 ** (-np.arange(0, head_dim // 2, 2) / (head_dim // 2)), 2)
+    angles = [
+        (position.reshape(-1, 1) * (old / new)) * frequencies
+        for position, old, new in zip(np.indices(grid), unit, grid, strict=True)
+    ]
+    angles = np.pad(np.concatenate(angles, axis=1), ((special, registers), (0, 0)))
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotate(x: jax.Array, cosines: np.ndarray, sines: np.ndarray) -> jax.Array:
+    """Turns the pairs (2i, 2i+1) of `[batch, tokens, heads, head_dim]` by the tables' angles."""
+    pairs = x.reshape(*x.shape[:-1], -1, 2)
+    turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)
+    return (x * cosines[:, None] + turned * sines[:, None]).astype(x.dtype)

@@ -1,0 +1,309 @@
+"""ResNets with group normalisation and standardised weights: the paper's baselines and hybrids.
+
+Two kinds of unit share the code. BiT's come with the activation before the convolution (Kolesnikov
+et al., 2020); the hybrids' (paper, section 3.1) after it, as their released checkpoints do.
+Dimensions are named: batch height width channels.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+
+
+class Rules(NamedTuple):
+    """In what BiT's and the hybrids' code differ besides the order of layers."""
+
+    same_padding: bool  # Else both sides alike: (size - 1) // 2.
+    norm_epsilon: float
+    variance_epsilon: float  # Of standardised weights: sqrt(variance + this) +
+    deviation_epsilon: float  # this.
+
+
+BIT = Rules(same_padding=False, norm_epsilon=1e-5, variance_epsilon=1e-10, deviation_epsilon=0.0)
+HYBRID = Rules(same_padding=True, norm_epsilon=1e-6, variance_epsilon=0.0, deviation_epsilon=1e-5)
+
+
+class StdConv(nnx.Module):
+    """A convolution whose kernel is brought to mean 0 and deviation 1 for each output channel."""
+
+    def __init__(self, inputs, outputs, size, *, stride=1, rules: Rules, dtype, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (size, size, inputs, outputs)))
+        self.size, self.stride, self.rules, self.dtype = size, stride, rules, dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[batch, height, width, inputs]` to `[batch, height / stride, width / stride, outputs]`."""
+        kernel = self.kernel[...]
+        mean = kernel.mean(axis=(0, 1, 2))
+        deviation = jnp.sqrt(kernel.var(axis=(0, 1, 2)) + self.rules.variance_epsilon)
+        kernel = (kernel - mean) / (deviation + self.rules.deviation_epsilon)
+        pad = (self.size - 1) // 2
+        return jax.lax.conv_general_dilated(
+            x.astype(self.dtype),
+            kernel.astype(self.dtype),
+            window_strides=(self.stride, self.stride),
+            padding="SAME" if self.rules.same_padding else ((pad, pad), (pad, pad)),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+
+class AxialAttention(nnx.Module):
+    """Attention within columns, then within rows, in place of a 3x3 convolution (appendix D.6).
+
+    As in Axial-DeepLab (Wang et al., 2020): 8 heads, queries and keys of half the values' width, and
+    learned relative positions for queries, keys and values. Their batch norms are group norms here.
+
+    Args:
+      span: height and width of the input.
+    """
+
+    HEADS = 8
+
+    def __init__(self, width: int, span: tuple[int, int], *, stride: int, rules: Rules, dtype, rngs):
+        def axis(length):
+            return _AxisAttention(width, length, self.HEADS, rules=rules, dtype=dtype, rngs=rngs)
+
+        self.column, self.row, self.stride = axis(span[0]), axis(span[1]), stride
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[batch, height, width, channels]`, the sides divided by the stride, by averaging."""
+        x = self.column(x.swapaxes(1, 2)).swapaxes(1, 2)
+        x = self.row(x)
+        if self.stride > 1:
+            x = nnx.avg_pool(x, (self.stride,) * 2, strides=(self.stride,) * 2)
+        return x
+
+
+class _AxisAttention(nnx.Module):
+    """Attention of `[batch, lines, length, width]` within each line."""
+
+    def __init__(self, width: int, length: int, heads: int, *, rules: Rules, dtype, rngs):
+        self.heads, self.length = heads, length
+        self.qkv = StdConv(width, 2 * width, 1, rules=rules, dtype=dtype, rngs=rngs)
+        self.norm = group_norm(2 * width, rules, dtype, rngs)
+        self.out_norm = group_norm(width, rules, dtype, rngs)
+        head = width // heads
+        # Of offsets -(length - 1) to length - 1, for queries, keys and values.
+        self.relative_embedding = nnx.Param(
+            nnx.initializers.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        batch, lines, length, width = x.shape
+        half = width // self.heads // 2
+        x = self.norm(self.qkv(x)).reshape(batch, lines, length, self.heads, 4 * half)
+        query, key, value = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        place = np.arange(length)
+        table = self.relative_embedding[...].astype(x.dtype)[place[:, None] - place[None, :] + length - 1]
+        for_query, for_key, for_value = (
+            table[..., :half],
+            table[..., half : 2 * half],
+            table[..., 2 * half :],
+        )
+        logits = (
+            jnp.einsum("blqhd,blkhd->blhqk", query, key)
+            + jnp.einsum("blqhd,qkd->blhqk", query, for_query)
+            + jnp.einsum("blkhd,qkd->blhqk", key, for_key)
+        )
+        weights = jax.nn.softmax(logits.astype(jnp.float32), axis=-1).astype(x.dtype)
+        x = jnp.einsum("blhqk,blkhd->blqhd", weights, value)
+        x = x + jnp.einsum("blhqk,qkd->blqhd", weights, for_value)
+        return self.out_norm(x.reshape(batch, lines, length, width))
+
+
+class PreActivationUnit(nnx.Module):
+    """BiT's bottleneck: normalise, activate, convolve, three times; the sum is left as it is."""
+
+    def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
+        def conv(*sizes, stride=1):
+            return StdConv(*sizes, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
+
+        self.norm1 = group_norm(inputs, rules, dtype, rngs)
+        self.conv1 = conv(inputs, middle, 1)
+        self.norm2 = group_norm(middle, rules, dtype, rngs)
+        if span is None:
+            self.conv2 = conv(middle, middle, 3, stride=stride)
+        else:
+            self.conv2 = AxialAttention(middle, span, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
+        self.norm3 = group_norm(middle, rules, dtype, rngs)
+        self.conv3 = conv(middle, 4 * middle, 1)
+        changes = stride != 1 or inputs != 4 * middle
+        self.conv_proj = conv(inputs, 4 * middle, 1, stride=stride) if changes else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        first = nnx.relu(self.norm1(x))
+        shortcut = x if self.conv_proj is None else self.conv_proj(first)
+        x = self.conv1(first)
+        x = self.conv2(nnx.relu(self.norm2(x)))
+        return shortcut + self.conv3(nnx.relu(self.norm3(x)))
+
+
+class PostActivationUnit(nnx.Module):
+    """The hybrids' bottleneck: convolve, normalise, activate; the last norm starts at zero."""
+
+    def __init__(self, inputs: int, middle: int, stride: int, span, rules: Rules, dtype, rngs):
+        def conv(*sizes, stride=1):
+            return StdConv(*sizes, stride=stride, rules=rules, dtype=dtype, rngs=rngs)
+
+        self.conv1, self.norm1 = conv(inputs, middle, 1), group_norm(middle, rules, dtype, rngs)
+        self.conv2 = conv(middle, middle, 3, stride=stride)
+        self.norm2 = group_norm(middle, rules, dtype, rngs)
+        self.conv3 = conv(middle, 4 * middle, 1)
+        self.norm3 = group_norm(4 * middle, rules, dtype, rngs, scale=0.0)
+        changes = stride != 1 or inputs != 4 * middle
+        self.conv_proj = conv(inputs, 4 * middle, 1, stride=stride) if changes else None
+        self.norm_proj = group_norm(4 * middle, rules, dtype, rngs) if changes else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shortcut = x if self.conv_proj is None else self.norm_proj(self.conv_proj(x))
+        x = nnx.relu(self.norm1(self.conv1(x)))
+        x = nnx.relu(self.norm2(self.conv2(x)))
+        return nnx.relu(shortcut + self.norm3(self.conv3(x)))
+
+
+class ResNet(nnx.Module):
+    """Images to the features of the last stage.
+
+    Args:
+      blocks: units in each stage, such as (3, 4, 6, 3); the first stage keeps the root's resolution,
+        each other halves it. An empty tuple is the root alone.
+      width: factor on all channels.
+      channels: of the images.
+      preactivation: BiT's units, or else the hybrids'.
+      axial_span: height and width of the images, for attention instead of 3x3 convolutions.
+    """
+
+    def __init__(
+        self,
+        blocks: tuple[int, ...],
+        width: int,
+        channels: int,
+        *,
+        preactivation: bool,
+        axial_span: tuple[int, int] | None = None,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        rules = BIT if preactivation else HYBRID
+        unit = PreActivationUnit if preactivation else PostActivationUnit
+        self.preactivation = preactivation
+        self.channels = 64 * width
+        self.root = StdConv(channels, self.channels, 7, stride=2, rules=rules, dtype=dtype, rngs=rngs)
+        self.root_norm = None if preactivation else group_norm(self.channels, rules, dtype, rngs)
+        self.stages = nnx.Dict()
+        shrunk = 4
+        for stage, count in enumerate(blocks, start=1):
+            units = {}
+            for number in range(1, count + 1):
+                stride = 2 if stage > 1 and number == 1 else 1
+                span = axial_span and tuple(math.ceil(side / shrunk) for side in axial_span)
+                middle = 64 * width * 2 ** (stage - 1)
+                units[f"{number:02d}"] = unit(self.channels, middle, stride, span, rules, dtype, rngs)
+                self.channels = 4 * middle
+                shrunk *= stride
+            self.stages[f"{stage}"] = nnx.Dict(units)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """`[batch, height, width, channels]` to `[batch, height / stride, width / stride, self.channels]`."""
+        x = self.root(images)
+        if self.preactivation:
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # With zeros, as BiT's code does.
+            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding="VALID")
+        else:
+            x = nnx.max_pool(nnx.relu(self.root_norm(x)), (3, 3), strides=(2, 2), padding="SAME")
+        for stage in self.stages.values():
+            for unit in stage.values():
+                x = unit(x)
+        return x
+
+
+class BiT(nnx.Module):
+    """A BiT ResNet: the paper's baseline (Kolesnikov et al., 2020).
+
+    Args:
+      image_size: height and width in pixels, or one number for a square; other sizes work too,
+        except for `axial`.
+      num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
+      resnet_blocks: units in each stage.
+      resnet_width: factor on all channels.
+      channels: of the images.
+      axial: attention along columns and rows instead of 3x3 convolutions (appendix D.6).
+      head_bias: initial value of the head's biases; its kernel is zero.
+      dtype: of the computation; parameters, normalisation statistics and logits are float32.
+      rngs: the key for initialisation.
+
+    Raises:
+      UserError: an image that `axial` cannot halve as often as it must.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int | tuple[int, int],
+        num_classes: int,
+        resnet_blocks: tuple[int, ...] = (3, 4, 6, 3),
+        resnet_width: int = 1,
+        channels: int = 3,
+        axial: bool = False,
+        head_bias: float = 0.0,
+        dtype: str = "float32",
+        rngs: nnx.Rngs,
+    ):
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        stride = 2 ** (1 + len(resnet_blocks))
+        if axial and (size[0] % stride or size[1] % stride):
+            raise UserError(
+                f"axial attention needs an image of multiples of {stride} pixels, not {size[0]}x{size[1]}"
+            )
+        compute = jnp.dtype(dtype)
+        self.image_size, self.channels, self.num_classes = size, channels, num_classes
+        self.resnet = ResNet(
+            tuple(resnet_blocks),
+            resnet_width,
+            channels,
+            preactivation=True,
+            axial_span=size if axial else None,
+            dtype=compute,
+            rngs=rngs,
+        )
+        self.norm = group_norm(self.resnet.channels, BIT, compute, rngs)
+        self.head = linear_head(self.resnet.channels, num_classes, head_bias, rngs) if num_classes else None
+
+    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Float images in [-1, 1], `[batch, height, width, channels]`, to logits `[batch, classes]`.
+
+        Args:
+          rngs: taken as all models do; a BiT has no dropout.
+        """
+        x = nnx.relu(self.norm(self.resnet(images)))
+        x = x.mean(axis=(1, 2))
+        return x if self.head is None else self.head(x)
+
+
+def linear_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:
+    """Kernel zero, so that the first logits are the bias; float32."""
+    return nnx.Linear(
+        inputs,
+        num_classes,
+        kernel_init=nnx.initializers.zeros_init(),
+        bias_init=nnx.initializers.constant(bias),
+        dtype=jnp.float32,
+        rngs=rngs,
+    )
+
+
+def group_norm(channels, rules, dtype, rngs, scale=1.0):
+    """32 groups, statistics in float32."""
+    return nnx.GroupNorm(
+        channels,
+        num_groups=32,
+        epsilon=rules.norm_epsilon,
+        scale_init=nnx.initializers.constant(scale),
+        dtype=dtype,
+        rngs=rngs,
+    )
