@@ -14,7 +14,9 @@ ALLOWED = {
     "parallel": set(),
     "config": set(),
     "recipes": {"config"},
-    "training": {"models", "data", "parallel", "config"},
+    "interop": {"models"},
+    "training": {"models", "data", "parallel", "config", "interop"},
+    "load": {"interop", "training"},
     "command": {"config"},
 }
 PARTS = sorted(

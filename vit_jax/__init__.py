@@ -22,7 +22,7 @@ def __getattr__(name: str):
 
         return getattr(models, name)
     if name == "load_model":
-        from vit_jax.training.workdir import load_model
+        from vit_jax.load import load_model
 
         return load_model
     if name == "UserError":

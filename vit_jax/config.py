@@ -40,6 +40,7 @@ def base_config() -> ConfigDict:
         config.model[size] = placeholder(int)
     config.model.resnet_blocks = placeholder(tuple)  # Units in each stage, of a hybrid or a BiT.
     config.model.resnet_width = placeholder(int)
+    config.model.resnet_epsilons = placeholder(str)  # google, timm.
     config.model.pooling = placeholder(str)  # cls, gap, map.
     config.model.distillation = placeholder(str)  # none, token, heads.
     config.model.position = placeholder(str)  # 1d, 2d, relative, sincos2d, none.

@@ -25,8 +25,14 @@ class Rules(NamedTuple):
     deviation_epsilon: float  # this.
 
 
-BIT = Rules(same_padding=False, norm_epsilon=1e-5, variance_epsilon=1e-10, deviation_epsilon=0.0)
-HYBRID = Rules(same_padding=True, norm_epsilon=1e-6, variance_epsilon=0.0, deviation_epsilon=1e-5)
+# By whether a trunk is pre-activated, and whose numbers it has: timm's and Transformers' code took
+# other epsilons than Google's, which show in the fifth digit.
+RULES = {
+    (True, "google"): Rules(False, 1e-5, 1e-10, 0.0),
+    (True, "timm"): Rules(False, 1e-5, 1e-8, 0.0),
+    (False, "google"): Rules(True, 1e-6, 0.0, 1e-5),
+    (False, "timm"): Rules(True, 1e-5, 1e-8, 0.0),
+}
 
 
 class StdConv(nnx.Module):
@@ -56,7 +62,8 @@ class AxialAttention(nnx.Module):
     """Attention within columns, then within rows, in place of a 3x3 convolution (appendix D.6).
 
     As in Axial-DeepLab (Wang et al., 2020): 8 heads, queries and keys of half the values' width, and
-    learned relative positions for queries, keys and values. Their batch norms are group norms here.
+    learned relative positions for queries, keys and values. Group norms stand for their batch norms
+    after the projection and at the end, the scale 1 / sqrt(width) for those of the logits.
 
     Args:
       span: height and width of the input.
@@ -110,7 +117,7 @@ class _AxisAttention(nnx.Module):
             + jnp.einsum("blqhd,qkd->blhqk", query, for_query)
             + jnp.einsum("blkhd,qkd->blhqk", key, for_key)
         )
-        weights = jax.nn.softmax(logits.astype(jnp.float32), axis=-1).astype(x.dtype)
+        weights = jax.nn.softmax(logits.astype(jnp.float32) / math.sqrt(half), axis=-1).astype(x.dtype)
         x = jnp.einsum("blhqk,blkhd->blqhd", weights, value)
         x = x + jnp.einsum("blhqk,qkd->blqhd", weights, for_value)
         return self.out_norm(x.reshape(batch, lines, length, width))
@@ -175,6 +182,7 @@ class ResNet(nnx.Module):
       width: factor on all channels.
       channels: of the images.
       preactivation: BiT's units, or else the hybrids'.
+      epsilons: `google` or `timm`, whose small constants.
       axial_span: height and width of the images, for attention instead of 3x3 convolutions.
     """
 
@@ -185,11 +193,14 @@ class ResNet(nnx.Module):
         channels: int,
         *,
         preactivation: bool,
+        epsilons: str = "google",
         axial_span: tuple[int, int] | None = None,
         dtype,
         rngs: nnx.Rngs,
     ):
-        rules = BIT if preactivation else HYBRID
+        if (preactivation, epsilons) not in RULES:
+            raise UserError(f"unknown epsilons {epsilons!r} (model.resnet_epsilons); there are: google, timm")
+        rules = RULES[preactivation, epsilons]
         unit = PreActivationUnit if preactivation else PostActivationUnit
         self.preactivation = preactivation
         self.channels = 64 * width
@@ -222,6 +233,11 @@ class ResNet(nnx.Module):
         return x
 
 
+def resnet_stride(blocks: tuple[int, ...] | None) -> int:
+    """Pixels for each position of the features; 1 without a ResNet (None)."""
+    return 1 if blocks is None else 2 ** (2 + max(0, len(blocks) - 1))
+
+
 class BiT(nnx.Module):
     """A BiT ResNet: the paper's baseline (Kolesnikov et al., 2020).
 
@@ -231,6 +247,7 @@ class BiT(nnx.Module):
       num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
       resnet_blocks: units in each stage.
       resnet_width: factor on all channels.
+      resnet_epsilons: `google` or `timm`, whose small constants.
       channels: of the images.
       axial: attention along columns and rows instead of 3x3 convolutions (appendix D.6).
       head_bias: initial value of the head's biases; its kernel is zero.
@@ -248,6 +265,7 @@ class BiT(nnx.Module):
         num_classes: int,
         resnet_blocks: tuple[int, ...] = (3, 4, 6, 3),
         resnet_width: int = 1,
+        resnet_epsilons: str = "google",
         channels: int = 3,
         axial: bool = False,
         head_bias: float = 0.0,
@@ -267,11 +285,12 @@ class BiT(nnx.Module):
             resnet_width,
             channels,
             preactivation=True,
+            epsilons=resnet_epsilons,
             axial_span=size if axial else None,
             dtype=compute,
             rngs=rngs,
         )
-        self.norm = group_norm(self.resnet.channels, BIT, compute, rngs)
+        self.norm = group_norm(self.resnet.channels, RULES[True, resnet_epsilons], compute, rngs)
         self.head = linear_head(self.resnet.channels, num_classes, head_bias, rngs) if num_classes else None
 
     def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:

@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
-from vit_jax.models.resnet import ResNet, linear_head
+from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
 
 CHOICES = {
     "pooling": ("cls", "gap", "map"),
@@ -29,9 +29,10 @@ CHOICES = {
 _xavier = nnx.initializers.xavier_uniform()
 
 
-def _fused_xavier(parts: int):
-    """Xavier for each of `parts` square kernels that lie side by side in one."""
-    return nnx.initializers.variance_scaling((1 + parts) / 2, "fan_avg", "uniform")
+def _fused_xavier(inputs: int, outputs: int, parts: int):
+    """Xavier for each of `parts` kernels that lie side by side in one."""
+    scale = (inputs + parts * outputs) / (inputs + outputs)
+    return nnx.initializers.variance_scaling(scale, "fan_avg", "uniform")
 
 
 class Attention(nnx.Module):
@@ -57,7 +58,7 @@ class Attention(nnx.Module):
         head_dim = dim // heads
         # One product for all three.
         self.qkv = nnx.LinearGeneral(
-            dim, (3, heads, head_dim), kernel_init=_fused_xavier(3), dtype=dtype, rngs=rngs
+            dim, (3, heads, head_dim), kernel_init=_fused_xavier(dim, dim, 3), dtype=dtype, rngs=rngs
         )
         self.query_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
         self.key_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
@@ -75,7 +76,7 @@ class Attention(nnx.Module):
         offsets: np.ndarray | None = None,
         rotation: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> jax.Array:
-        """`[batch, tokens, dim]` to the same shape. The softmax is taken in float32.
+        """`[batch, ..., tokens, dim]` to the same shape. The softmax is taken in float32.
 
         Args:
           offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
@@ -90,7 +91,10 @@ class Attention(nnx.Module):
         if offsets is not None:
             table = self.relative_embedding[...].astype(query.dtype)[offsets]
             bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
-        return self.out(jax.nn.dot_product_attention(query, key, value, bias=bias))
+        # More axes before the tokens than the batch are lines of a grid, each for itself.
+        lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
+        attended = jax.nn.dot_product_attention(*lines, bias=bias)
+        return self.out(attended.reshape(query.shape))
 
 
 class Mlp(nnx.Module):
@@ -102,7 +106,9 @@ class Mlp(nnx.Module):
     def __init__(self, dim: int, hidden: int, *, kind: str, dropout: float, gelu: str, dtype, rngs: nnx.Rngs):
         values = dict(bias_init=nnx.initializers.normal(1e-6), dtype=dtype, rngs=rngs)
         if kind == "swiglu":
-            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=_xavier, **values)
+            self.fc1 = nnx.LinearGeneral(
+                dim, (2, hidden), kernel_init=_fused_xavier(dim, hidden, 2), **values
+            )
         else:
             self.fc1 = nnx.Linear(dim, hidden, kernel_init=_xavier, **values)
         self.fc2 = nnx.Linear(hidden, dim, kernel_init=_xavier, **values)
@@ -152,18 +158,22 @@ class EncoderBlock(nnx.Module):
         self.norm2 = _layer_norm(dim, epsilon, dtype, rngs)
         self.mlp = Mlp(dim, hidden, kind=mlp, dropout=dropout, gelu=gelu, dtype=dtype, rngs=rngs)
         self.dropout = nnx.Dropout(dropout)
-        self.skip = nnx.Dropout(stochastic_depth, broadcast_dims=(1, 2))
+        self.stochastic_depth = stochastic_depth
         self.scaled = layer_scale is not None
         if self.scaled:
             self.scale1 = nnx.Param(jnp.full(dim, layer_scale))
             self.scale2 = nnx.Param(jnp.full(dim, layer_scale))
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, **positions) -> jax.Array:
-        """`[batch, tokens, dim]` to the same shape; `positions` are those of `Attention`."""
+        """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`."""
 
         def drop(branch):
             branch = self.dropout(branch, deterministic=rngs is None, rngs=rngs)
-            return self.skip(branch, deterministic=rngs is None, rngs=rngs)
+            if rngs is None or not self.stochastic_depth:
+                return branch
+            keep = 1 - self.stochastic_depth
+            kept = jax.random.bernoulli(rngs.dropout(), keep, (len(x),) + (1,) * (x.ndim - 1))
+            return jnp.where(kept, branch / keep, 0)
 
         branch = self.attention(self.norm1(x), **positions)
         x = x + drop(branch * self.scale1[...].astype(branch.dtype) if self.scaled else branch)
@@ -181,12 +191,9 @@ class AxialBlock(nnx.Module):
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """`[batch, rows * columns, dim]` to the same shape."""
-        batch, tokens, dim = x.shape
-        rows, columns = self.grid
-        x = self.row(x.reshape(batch * rows, columns, dim), rngs)
-        x = x.reshape(batch, rows, columns, dim).swapaxes(1, 2)
-        x = self.column(x.reshape(batch * columns, rows, dim), rngs)
-        return x.reshape(batch, columns, rows, dim).swapaxes(1, 2).reshape(batch, tokens, dim)
+        grid = x.reshape(len(x), *self.grid, x.shape[-1])
+        grid = self.row(grid, rngs).swapaxes(1, 2)
+        return self.column(grid, rngs).swapaxes(1, 2).reshape(x.shape)
 
 
 class AttentionPooling(nnx.Module):
@@ -199,7 +206,7 @@ class AttentionPooling(nnx.Module):
         self.probe = nnx.Param(_xavier(rngs.params(), (1, 1, dim)))
         self.query = nnx.LinearGeneral(dim, (heads, head_dim), kernel_init=_xavier, dtype=dtype, rngs=rngs)
         self.key_value = nnx.LinearGeneral(
-            dim, (2, heads, head_dim), kernel_init=_fused_xavier(2), dtype=dtype, rngs=rngs
+            dim, (2, heads, head_dim), kernel_init=_fused_xavier(dim, dim, 2), dtype=dtype, rngs=rngs
         )
         self.out = nnx.LinearGeneral(
             (heads, head_dim), dim, axis=(-2, -1), kernel_init=_xavier, dtype=dtype, rngs=rngs
@@ -229,6 +236,7 @@ class ViT(nnx.Module):
       resnet_blocks: of a hybrid: units in each stage of the ResNet that reads the images (section 3.1,
         "Hybrid Architecture"); an empty tuple is its root alone, None no ResNet.
       resnet_width: factor on the ResNet's channels.
+      resnet_epsilons: `google` or `timm`, whose small constants in the ResNet's norms.
       pooling: `cls` reads the class token, `gap` averages the patches, `map` attends to them with a
         learned query; only `cls` has a class token (appendix D.3).
       distillation: `token` adds DeiT's distillation token, `heads` a linear head on it too, whose
@@ -270,6 +278,7 @@ class ViT(nnx.Module):
         channels: int = 3,
         resnet_blocks: tuple[int, ...] | None = None,
         resnet_width: int = 1,
+        resnet_epsilons: str = "google",
         pooling: str = "cls",
         distillation: str = "none",
         position: str = "1d",
@@ -291,7 +300,7 @@ class ViT(nnx.Module):
         rngs: nnx.Rngs,
     ):
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        stride = patch_size * (1 if resnet_blocks is None else 2 ** (2 + max(0, len(resnet_blocks) - 1)))
+        stride = patch_size * resnet_stride(resnet_blocks)
         if height % stride or width % stride:
             down = max(stride, height // stride * stride)
             patch = f"patch size {patch_size}" if resnet_blocks is None else f"the hybrid's stride {stride}"
@@ -299,6 +308,9 @@ class ViT(nnx.Module):
                 f"{patch} does not divide the image of {height}x{width} pixels; "
                 f"use an image size such as {down} or {down + stride}, or another patch size"
             )
+        for name, rate in dict(dropout=dropout, stochastic_depth=stochastic_depth).items():
+            if not 0 <= rate < 1:
+                raise UserError(f"model.{name} is {rate} and must be from 0 to below 1")
         if dim % heads:
             raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
         for name, value in dict(
@@ -327,6 +339,8 @@ class ViT(nnx.Module):
             raise UserError(f"model.position_at={position_at!r} is for model.position='1d' and '2d'")
         if position in ("2d", "sincos2d") and dim % 4:
             raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
+        if distillation == "heads" and not num_classes:
+            raise UserError("model.distillation='heads' needs classes; without them it is 'token'")
         if rope and dim // heads % 4:
             raise UserError(f"model.rope needs heads of a width divisible by 4, not {dim // heads}")
 
@@ -343,8 +357,15 @@ class ViT(nnx.Module):
         compute = jnp.dtype(dtype)
 
         def hybrid_trunk():
-            blocks = tuple(resnet_blocks)
-            return ResNet(blocks, resnet_width, channels, preactivation=False, dtype=compute, rngs=rngs)
+            return ResNet(
+                tuple(resnet_blocks),
+                resnet_width,
+                channels,
+                preactivation=False,
+                epsilons=resnet_epsilons,
+                dtype=compute,
+                rngs=rngs,
+            )
 
         self.resnet = None if resnet_blocks is None else hybrid_trunk()
         self.patch_embedding = nnx.Conv(

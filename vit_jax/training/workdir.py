@@ -6,8 +6,10 @@ checkpoints/    by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
 """
 
+import functools
 import importlib.metadata
 import json
+import operator
 import platform
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError
-from vit_jax.models import abstract, model_factory
+from vit_jax.interop.checkpoint import Checkpoint, complete, skeleton
+from vit_jax.models import model_factory
 from vit_jax.training.checkpoint import load_params
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
@@ -71,25 +74,28 @@ def model_arguments(config: ConfigDict) -> dict:
     return chosen | {"image_size": config.data.image_size}
 
 
-def load_model(workdir: str | Path) -> nnx.Module:
-    """The model of a run with the parameters of its newest checkpoint.
-
-    Args:
-      workdir: the `--workdir` of a training run; nothing else is needed.
+def open_workdir(workdir: Path) -> Checkpoint:
+    """The newest checkpoint of a run; the workdir is all it needs.
 
     Raises:
       UserError: there is no run or no checkpoint.
     """
-    workdir = Path(workdir)
     try:
         config = configs.from_json((workdir / CONFIG).read_text())
         num_classes = json.loads((workdir / MANIFEST).read_text())["num_classes"]
     except OSError as error:
         raise UserError(f"no run in {workdir}: cannot read {error.filename}") from error
-    build = model_factory(num_classes=num_classes, **model_arguments(config))
-    graphdef, shapes = nnx.split(abstract(build))
+    factory = model_factory(num_classes=num_classes, **model_arguments(config))
+    values = complete(factory.func, factory.keywords)
+    _, shapes = skeleton(factory.func, values)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), nnx.to_pure_dict(shapes)
-    )
-    return nnx.merge(graphdef, load_params(workdir / CHECKPOINTS, like))
+    like = {
+        tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
+        for path, shape in shapes.items()
+    }
+    params = load_params(workdir / CHECKPOINTS, nnx.traversals.unflatten_mapping(like))
+
+    def read(path):
+        return functools.reduce(operator.getitem, path.split("/"), params)
+
+    return Checkpoint(str(workdir), "a run", factory.func, values, shapes, read, [])

@@ -1,0 +1,36 @@
+"""The PyTorch libraries that checkpoints are exchanged with."""
+
+import contextlib
+import importlib.util
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """PyTorch; the test is skipped where it is not installed."""
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="session")
+def timm(torch):
+    """timm; the test is skipped where it is not installed."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("timm needs torchvision")
+    if not torch.cuda.is_available():
+        # A torchvision built for CUDA lacks its compiled operators beside a torch for CPUs. timm uses
+        # none of them, but their names must exist for it to be imported.
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            with contextlib.suppress(RuntimeError):  # It is there.
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return pytest.importorskip("timm")
+
+
+@pytest.fixture(scope="session")
+def transformers(torch):
+    """Transformers; the test is skipped where it is not installed."""
+    library = pytest.importorskip("transformers")
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library

@@ -1,0 +1,214 @@
+"""The same logits as timm and Transformers, with their own code, in both directions."""
+
+import numpy as np
+import pytest
+from helpers import logits_of, random_images, random_model, write
+
+import vit_jax
+
+TOLERANCE = 2e-5
+
+
+def torch_logits(torch, model, images) -> np.ndarray:
+    with torch.no_grad():
+        out = model.eval()(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+    return getattr(out, "logits", out).numpy()
+
+
+def randomise(torch, model):
+    """Every parameter random, drawn so that activations keep their size."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim == 1 or "token" in name or "pos" in name:
+                mean = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0
+                p.copy_(mean + 0.1 * torch.randn(p.shape, generator=generator))
+            else:
+                p.copy_(torch.randn(p.shape, generator=generator) / p[0].numel() ** 0.5)
+    return model.eval()
+
+
+VITS = {
+    "ViT-Ti/16": ("vit_tiny_patch16_224", dict(size=224)),
+    "ViT-Ti/16 at 384": ("vit_tiny_patch16_224", dict(size=384)),
+    "ViT-S/32": ("vit_small_patch32_224", dict(size=224)),
+    "ViT-S/32 at 384": ("vit_small_patch32_224", dict(size=384)),
+    "ViT-B/16": ("vit_base_patch16_224", dict(size=224)),
+    "ViT-B/16 at 160": ("vit_base_patch16_224", dict(size=160)),
+    "DeiT-Ti distilled": ("deit_tiny_distilled_patch16_224", dict(size=224)),
+    "DeiT-Ti distilled at 160": ("deit_tiny_distilled_patch16_224", dict(size=160)),
+    "R26+ViT-S/32": ("vit_small_r26_s32_224", dict(size=224)),
+    "R26+ViT-S/32 at 160": ("vit_small_r26_s32_224", dict(size=160)),
+    "R+ViT-Ti/16": ("vit_tiny_r_s16_p8_224", dict(size=224)),
+    "gap": ("vit_tiny_patch16_224", dict(size=160, global_pool="avg", class_token=False, fc_norm=False)),
+    "map, QK-norm": (
+        "vit_tiny_patch16_224",
+        dict(size=160, global_pool="map", class_token=False, qk_norm=True),
+    ),
+    "registers": ("vit_tiny_patch16_224", dict(size=160, reg_tokens=3, no_embed_class=True)),
+    "LayerScale": ("vit_tiny_patch16_224", dict(size=160, init_values=1e-5)),
+    "tanh GELU, one channel": ("vit_tiny_patch16_224", dict(size=160, act_layer="gelu_tanh", in_chans=1)),
+    "not square": ("vit_tiny_patch16_224", dict(size=(96, 288))),
+    "SwiGLU": ("vit_giant_patch14_dinov2", dict(size=70, embed_dim=192, depth=2, num_heads=3)),
+}
+
+
+@pytest.mark.parametrize("case", VITS)
+def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
+    name, options = VITS[case]
+    options = dict(options)
+    theirs = timm.create_model(name, num_classes=7, img_size=options.pop("size"), **options)
+    randomise(torch, theirs)
+    timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
+    ours = vit_jax.load_model(tmp_path, say=str)
+    images = random_images(ours)
+    np.testing.assert_allclose(
+        logits_of(ours, images), torch_logits(torch, theirs, images), rtol=0, atol=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("size", [224, 160])
+def test_timm_bit_gives_the_same_logits_here(size, torch, timm, tmp_path):
+    torch.manual_seed(0)
+    theirs = timm.create_model("resnetv2_50x1_bit", num_classes=7)
+    timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
+    ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
+    images = random_images(ours)
+    np.testing.assert_allclose(
+        logits_of(ours, images), torch_logits(torch, theirs, images), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_timm_bit_in_double_precision_gives_the_same_logits_here(torch, timm, tmp_path):
+    # With all parameters random, PyTorch's own float32 is 4e-5 from its float64; ours is not.
+    theirs = randomise(torch, timm.create_model("resnetv2_50x1_bit", num_classes=7))
+    timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
+    ours = vit_jax.load_model(tmp_path, say=str)
+    images = random_images(ours)
+    exact = torch_logits(torch, theirs.double(), images.astype(np.float64))
+    np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=TOLERANCE)
+
+
+TRANSFORMERS = {
+    "ViT": ("ViTForImageClassification", "ViTConfig", {}),
+    "ViT, tanh GELU, 160": (
+        "ViTForImageClassification",
+        "ViTConfig",
+        dict(hidden_act="gelu_new", image_size=160),
+    ),
+    "DeiT": ("DeiTForImageClassification", "DeiTConfig", {}),
+    "DeiT distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {}),
+    "DeiT distilled, 160": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", dict(image_size=160)),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMERS)
+def test_transformers_vits_give_the_same_logits_here(case, torch, transformers, tmp_path):
+    kind, config, options = TRANSFORMERS[case]
+    options = dict(hidden_size=192, num_attention_heads=3, intermediate_size=768, num_labels=7) | options
+    theirs = randomise(torch, getattr(transformers, kind)(getattr(transformers, config)(**options)))
+    theirs.save_pretrained(tmp_path)
+    ours = vit_jax.load_model(tmp_path, say=str)
+    images = random_images(ours)
+    np.testing.assert_allclose(
+        logits_of(ours, images), torch_logits(torch, theirs, images), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_transformers_bit_gives_the_same_logits_here(torch, transformers, tmp_path):
+    torch.manual_seed(0)
+    theirs = transformers.BitForImageClassification(transformers.BitConfig(num_labels=7))
+    theirs.save_pretrained(tmp_path)
+    ours = vit_jax.load_model(tmp_path, say=str)
+    images = random_images(ours)
+    exact = torch_logits(torch, theirs.double(), images.astype(np.float64))
+    np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=TOLERANCE)
+
+
+def test_transformers_pooler_is_the_pre_logits_layer(torch, transformers, tmp_path):
+    config = transformers.ViTConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=64)
+    theirs = randomise(torch, transformers.ViTModel(config))
+    theirs.save_pretrained(tmp_path)
+    ours = vit_jax.load_model(tmp_path, say=str)
+    images = random_images(ours)
+    with torch.no_grad():
+        pooled = theirs(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).pooler_output.numpy()
+    np.testing.assert_allclose(logits_of(ours, images), pooled, rtol=0, atol=TOLERANCE)
+
+
+OURS = {
+    "timm": {
+        "ViT-Ti/16": {},
+        "ViT-Ti/16 at 160": dict(image_size=160, gelu="erf"),
+        "ViT-S/32 not square": dict(image_size=(64, 160), channels=4),
+        "ViT-B/16": dict(depth=2),
+        "ViT-Ti/16 distilled": dict(distillation="heads", image_size=64),
+        "ViT-Ti/16 gap": dict(pooling="gap", image_size=64),
+        "ViT-Ti/16 map": dict(pooling="map", image_size=64, gelu="erf", qk_norm=True),
+        "ViT-Ti/16 registers": dict(registers=4, layer_scale=0.1, image_size=64),
+        "ViT-Ti/16 swiglu": dict(mlp="swiglu", hidden=200, image_size=64, depth=2),
+        "R26+ViT-S/32": dict(resnet_epsilons="timm"),
+        "R+ViT-Ti/16": dict(resnet_epsilons="timm", image_size=160),
+    },
+    "transformers": {
+        "ViT-Ti/16": {},
+        "ViT-S/32 not square": dict(image_size=(64, 160), gelu="erf", norm_epsilon=1e-12),
+        "ViT-B/16": dict(depth=2),
+        "ViT-Ti/16 DeiT": dict(distillation="token", image_size=64),
+        "ViT-Ti/16 distilled": dict(distillation="heads", image_size=64),
+    },
+}
+
+
+@pytest.mark.parametrize(("library", "case"), [(lib, case) for lib, cases in OURS.items() for case in cases])
+def test_our_vits_give_the_same_logits_there(library, case, torch, request, tmp_path):
+    there = request.getfixturevalue(library)
+    name, arguments = case.split()[0], OURS[library][case]
+    ours = random_model(name, num_classes=7, **arguments)
+    folder = write(ours, tmp_path / "converted", library, name, num_classes=7, **arguments)
+    if library == "timm":
+        theirs = there.create_model(f"local-dir:{folder}", pretrained=True)
+    else:
+        kind = dict(token="DeiTForImageClassification", heads="DeiTForImageClassificationWithTeacher")
+        kind = kind.get(arguments.get("distillation"), "ViTForImageClassification")
+        theirs, info = getattr(there, kind).from_pretrained(folder, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+    images = random_images(ours)
+    np.testing.assert_allclose(
+        logits_of(ours, images), torch_logits(torch, theirs, images), rtol=0, atol=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_our_bit_gives_the_same_logits_there(library, torch, request, tmp_path):
+    there = request.getfixturevalue(library)
+    arguments = dict(num_classes=7, resnet_epsilons="timm")
+    ours = random_model("BiT-R50x1", **arguments)
+    folder = write(ours, tmp_path / "converted", library, "BiT-R50x1", **arguments)
+    if library == "timm":
+        theirs = there.create_model(f"local-dir:{folder}", pretrained=True)
+    else:
+        theirs = there.BitForImageClassification.from_pretrained(folder)
+    images = random_images(ours)
+    exact = torch_logits(torch, theirs.double(), images.astype(np.float64))
+    np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "R26+ViT-S/32", "R+ViT-Ti/16", "BiT-R50x1"])
+def test_timm_reads_our_npz_as_googles(name, torch, timm, tmp_path):
+    there = {
+        "ViT-Ti/16": ("vit_tiny_patch16_224", dict(act_layer="gelu_tanh")),
+        "R26+ViT-S/32": ("vit_small_r26_s32_224", dict(act_layer="gelu_tanh")),
+        "R+ViT-Ti/16": ("vit_tiny_r_s16_p8_224", dict(act_layer="gelu_tanh")),
+        "BiT-R50x1": ("resnetv2_50x1_bit", {}),
+    }
+    ours = random_model(name, num_classes=7)
+    file = write(ours, tmp_path / "model.npz", "google", name, num_classes=7)
+    architecture, options = there[name]
+    theirs = timm.create_model(architecture, num_classes=7, **options)
+    theirs.load_pretrained(str(file))
+    images = random_images(ours)
+    exact = torch_logits(torch, theirs.double(), images.astype(np.float64))
+    # Their epsilons are not Google's, which shows after the ResNet's 50 layers.
+    tolerance = TOLERANCE if name == "ViT-Ti/16" else 5e-4
+    np.testing.assert_allclose(logits_of(ours, images), exact, rtol=0, atol=tolerance)

@@ -1,0 +1,412 @@
+"""The models once more, slowly, in NumPy float64: one image, one head and one pair of tokens at a time.
+
+Written from the papers, with nothing of `vit_jax.models` but the names of its parameters. What an
+option asks for must be among them: the reference takes the same arguments as the model, and a
+parameter that the model left out is a KeyError here.
+"""
+
+import cmath
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from scipy.special import erf
+
+from vit_jax.models import abstract, count_parameters, model_factory
+
+# A grid of 2x3 patches.
+TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, hidden=24, heads=4)
+
+
+HURRIED = {"xla_backend_optimization_level": 0}  # These models cost more to compile than to run.
+
+
+def fresh_model(name: str = "ViT-Ti/4", **arguments) -> nnx.Module:
+    """A model as its initialisers make it."""
+    build = model_factory(name, **arguments)
+    init = jax.jit(lambda: nnx.state(build(rngs=nnx.Rngs(0))), compiler_options=HURRIED)
+    return nnx.merge(nnx.graphdef(abstract(build)), init())
+
+
+def random_model(name: str = "ViT-Ti/4", **arguments) -> nnx.Module:
+    """A model whose every parameter is random, so that none can be left out unseen.
+
+    The output channels of a ResNet's kernels differ by up to a million in scale, or else its norms
+    would hide what standardisation does to small kernels.
+    """
+    rng = np.random.default_rng(0)
+
+    def draw(path, x):
+        values = rng.normal(0, 0.3, x.shape)
+        if "resnet" in str(path[0]) and x.ndim == 4:
+            values = values * 10 ** rng.uniform(-6, 0, x.shape[-1])
+        return jnp.asarray(values, jnp.float32)
+
+    graphdef, shapes = nnx.split(abstract(model_factory(name, **arguments)))
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, shapes))
+
+
+def random_images(count: int, height: int, width: int, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(1).uniform(-1, 1, (count, height, width, channels)).astype(np.float32)
+
+
+def parameters(model: nnx.Module) -> dict:
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
+
+
+def forward(module: nnx.Module, x: np.ndarray, seed: int | None = None) -> np.ndarray:
+    """What the module itself gives, compiled in a hurry; with a seed, in training."""
+    graphdef, params = nnx.split(module)
+
+    def call(params, x):
+        module = nnx.merge(graphdef, params)
+        return module(x) if seed is None else module(x, nnx.Rngs(dropout=seed))
+
+    return np.asarray(jax.jit(call, compiler_options=HURRIED)(params, x))
+
+
+def count(name: str, num_classes: int = 1000, image_size: int = 224, **overrides) -> int:
+    """Number of parameters."""
+    return count_parameters(
+        abstract(model_factory(name, num_classes=num_classes, image_size=image_size, **overrides))
+    )
+
+
+def assert_vit_equals_reference(**overrides):
+    """`TINY` with other arguments gives the logits of `vit`, for two images."""
+    arguments = TINY | overrides
+    model = random_model(**arguments)
+    images = random_images(2, *arguments["image_size"], arguments.get("channels", 3))
+    params = parameters(model)
+    expected = np.stack([vit(params, image, **arguments) for image in images])
+    np.testing.assert_allclose(forward(model, images), expected, atol=2e-5)
+
+
+# Layers.
+
+
+def linear(x, p):
+    return x @ p["kernel"] + p["bias"]
+
+
+def layer_norm(x, p, epsilon=1e-6):
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * p["scale"] + p["bias"]
+
+
+def group_norm(x, p, epsilon):
+    """32 groups of neighbouring channels; statistics over the whole of one image."""
+    groups = [(part - part.mean()) / np.sqrt(part.var() + epsilon) for part in np.split(x, 32, axis=-1)]
+    return np.concatenate(groups, axis=-1) * p["scale"] + p["bias"]
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+
+
+def activate(x, gelu):
+    if gelu == "erf":
+        return x * (1 + erf(x / np.sqrt(2))) / 2
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def feed_forward(x, p, kind, gelu):
+    if kind == "swiglu":
+        gate, value = (x @ p["fc1"]["kernel"][:, i] + p["fc1"]["bias"][i] for i in range(2))
+        return linear(gate / (1 + np.exp(-gate)) * value, p["fc2"])
+    return linear(activate(linear(x, p["fc1"]), gelu), p["fc2"])
+
+
+# Positions.
+
+
+def position_table(p, kind, special, rows, columns, dim):
+    """`[special + rows * columns, dim]`."""
+    if kind == "1d":
+        return p["table"][0]
+    patches = []
+    for row in range(rows):
+        for column in range(columns):
+            if kind == "2d":
+                patches.append(np.concatenate([p["x"][column], p["y"][row]]))
+            else:
+                rates = [10_000 ** (-i / (dim / 4 - 1)) for i in range(dim // 4)]
+                waves = [[f(at * w) for w in rates] for at in (column, row) for f in (np.sin, np.cos)]
+                patches.append(np.concatenate(waves))
+    if kind == "2d" and special:
+        return np.concatenate([p["special_table"], patches])
+    return np.concatenate([np.zeros((special, dim)), patches])
+
+
+def relative_row(query, key, special, patches):
+    """Row of the table of relative positions: one for each difference of patches, three for other tokens."""
+    inside = range(special, special + patches)
+    if query in inside and key in inside:
+        return query - key + patches - 1
+    if key in inside:
+        return 2 * patches - 1
+    if query in inside:
+        return 2 * patches
+    return 2 * patches + 1
+
+
+def turned(vector, row, column):
+    """The first half of a head's vector turned by its row, the second by its column, in complex pairs."""
+    half = len(vector) // 2
+    result = []
+    for part, place in ((vector[:half], row), (vector[half:], column)):
+        for i in range(0, half, 2):
+            z = complex(part[i], part[i + 1]) * cmath.exp(1j * place * 10_000 ** (-i / half))
+            result += [z.real, z.imag]
+    return np.array(result)
+
+
+# The Vision Transformer.
+
+
+def self_attention(x, p, *, qk_norm=False, epsilon=1e-6, relative=None, turn=None):
+    """`relative(query, key)` is a row of the table; `turn(token, vector)` is the vector, turned."""
+    total = p["out"]["bias"]
+    for head, out in enumerate(p["out"]["kernel"]):
+        query, key, value = (x @ p["qkv"]["kernel"][:, i, head] + p["qkv"]["bias"][i, head] for i in range(3))
+        if qk_norm:
+            query = layer_norm(query, p["query_norm"], epsilon)
+            key = layer_norm(key, p["key_norm"], epsilon)
+        if turn:
+            query, key = (np.array([turn(i, v) for i, v in enumerate(y)]) for y in (query, key))
+        scores = np.zeros((len(x), len(x)))
+        for i in range(len(x)):
+            for j in range(len(x)):
+                scores[i, j] = query[i] @ key[j]
+                if relative:
+                    scores[i, j] += query[i] @ p["relative_embedding"][relative(i, j)]
+        total = total + softmax(scores / np.sqrt(query.shape[-1])) @ value @ out
+    return total
+
+
+def attention_pooling(x, p, gelu, epsilon):
+    """One learned query over all tokens `x`, then an MLP; `[dim]`."""
+    total = p["out"]["bias"]
+    for head, out in enumerate(p["out"]["kernel"]):
+        query = p["probe"][0, 0] @ p["query"]["kernel"][:, head] + p["query"]["bias"][head]
+        key, value = (
+            x @ p["key_value"]["kernel"][:, i, head] + p["key_value"]["bias"][i, head] for i in (0, 1)
+        )
+        total = total + softmax(key @ query / np.sqrt(len(query))) @ value @ out
+    return total + feed_forward(layer_norm(total, p["norm"], epsilon), p["mlp"], "gelu", gelu)
+
+
+def vit(
+    params: dict,
+    image: np.ndarray,
+    *,
+    num_classes: int,
+    patch_size: int,
+    dim: int,
+    resnet_blocks=None,
+    pooling="cls",
+    distillation="none",
+    position="1d",
+    position_at="stem",
+    rope=False,
+    rope_grid=None,
+    registers=0,
+    attention="full",
+    mlp="gelu",
+    gelu="tanh",
+    qk_norm=False,
+    layer_scale=None,
+    pre_logits=False,
+    norm_epsilon=1e-6,
+    **_,
+) -> np.ndarray:
+    """Logits of one image; the arguments are the model's."""
+    features = image if resnet_blocks is None else hybrid_trunk(params["resnet"], image)
+    rows, columns = features.shape[0] // patch_size, features.shape[1] // patch_size
+    patches = windows(features, patch_size, patch_size).reshape(rows * columns, -1)
+    kernel = params["patch_embedding"]["kernel"].reshape(-1, dim)
+    x = patches @ kernel + params["patch_embedding"]["bias"]
+    if distillation != "none":
+        x = np.concatenate([params["distillation_token"][0], x])
+    if pooling == "cls":
+        x = np.concatenate([params["cls"][0], x])
+    placed = len(x)  # Tokens with a position.
+    special = placed - rows * columns
+
+    def table(p):
+        table = position_table(p, position, special, rows, columns, dim)
+        return np.concatenate([table, np.zeros((registers, dim))])
+
+    if registers:
+        x = np.concatenate([x, params["register_tokens"][0]])
+    if position_at == "stem" and position in ("1d", "2d", "sincos2d"):
+        x = x + table(params.get("position_embedding"))
+
+    def turn(token, vector):
+        if not special <= token < placed:
+            return vector
+        row, column = divmod(token - special, columns)
+        unit = rope_grid or (rows, columns)
+        return turned(vector, row * unit[0] / rows, column * unit[1] / columns)
+
+    ways = dict(qk_norm=qk_norm, epsilon=norm_epsilon, turn=turn if rope else None)
+    if position == "relative":
+        ways["relative"] = lambda query, key: relative_row(query, key, special, rows * columns)
+
+    def block(x, p):
+        branch = self_attention(layer_norm(x, p["norm1"], norm_epsilon), p["attention"], **ways)
+        x = x + (branch if layer_scale is None else branch * p["scale1"])
+        branch = feed_forward(layer_norm(x, p["norm2"], norm_epsilon), p["mlp"], mlp, gelu)
+        return x + (branch if layer_scale is None else branch * p["scale2"])
+
+    for layer, p in sorted(params["blocks"].items()):
+        if position_at == "every":
+            x = x + table(params["position_embedding"][layer])
+        elif position_at == "shared":
+            x = x + table(params["position_embedding"])
+        if attention == "axial":
+            grid = x.reshape(rows, columns, dim)
+            grid = np.stack([block(grid[row], p["row"]) for row in range(rows)])
+            grid = np.stack([block(grid[:, column], p["column"]) for column in range(columns)], axis=1)
+            x = grid.reshape(-1, dim)
+        else:
+            x = block(x, p)
+    x = layer_norm(x, params["norm"], norm_epsilon)
+
+    patches = x[special:placed]
+    if pooling == "cls":
+        pooled = x[0]
+    elif pooling == "gap":
+        pooled = patches.mean(0)
+    else:
+        pooled = attention_pooling(patches, params["attention_pooling"], gelu, norm_epsilon)
+    if pre_logits:
+        pooled = np.tanh(linear(pooled, params["pre_logits"]))
+    if not num_classes:
+        return pooled
+    logits = linear(pooled, params["head"])
+    if distillation == "heads":
+        logits = (logits + linear(x[1], params["distillation_head"])) / 2
+    return logits
+
+
+# ResNets. An image is `[height, width, channels]`.
+
+
+def windows(x, size, stride):
+    """`[rows, columns, size, size, channels]`: what a kernel sees in each place."""
+    rows, columns = ((side - size) // stride + 1 for side in x.shape[:2])
+    return np.array(
+        [
+            [x[r * stride : r * stride + size, c * stride : c * stride + size] for c in range(columns)]
+            for r in range(rows)
+        ]
+    )
+
+
+def pad_same(x, size, stride, value=0.0):
+    """So that ceil(side / stride) windows fit; where the padding is odd, the far side has one more."""
+    pads = []
+    for side in x.shape[:2]:
+        total = max(0, (-(-side // stride) - 1) * stride + size - side)
+        pads.append((total // 2, total - total // 2))
+    return np.pad(x, (*pads, (0, 0)), constant_values=value)
+
+
+def pad_both(x, by):
+    return np.pad(x, ((by, by), (by, by), (0, 0)))
+
+
+def convolve(x, kernel, stride):
+    size = kernel.shape[0]
+    seen = windows(x, size, stride)
+    return seen.reshape(*seen.shape[:2], -1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def hybrid_conv(x, p, stride=1):
+    kernel = p["kernel"]
+    kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
+    return convolve(pad_same(x, kernel.shape[0], stride), kernel, stride)
+
+
+def hybrid_trunk(params, image):
+    """Section 2.2: activation after the convolution, all padding SAME."""
+
+    def norm(x, p):
+        return group_norm(x, p, 1e-6)
+
+    x = relu(norm(hybrid_conv(image, params["root"], 2), params["root_norm"]))
+    x = windows(pad_same(x, 3, 2, -np.inf), 3, 2).max((2, 3))
+    for stage, units in sorted(params.get("stages", {}).items()):
+        for number, p in sorted(units.items()):
+            stride = 2 if stage > "1" and number == "01" else 1
+            shortcut = x
+            if number == "01":
+                shortcut = norm(hybrid_conv(x, p["conv_proj"], stride), p["norm_proj"])
+            y = relu(norm(hybrid_conv(x, p["conv1"]), p["norm1"]))
+            y = relu(norm(hybrid_conv(y, p["conv2"], stride), p["norm2"]))
+            x = relu(shortcut + norm(hybrid_conv(y, p["conv3"]), p["norm3"]))
+    return x
+
+
+def bit_conv(x, p, stride=1):
+    kernel = p["kernel"]
+    kernel = (kernel - kernel.mean((0, 1, 2))) / np.sqrt(kernel.var((0, 1, 2)) + 1e-10)
+    return convolve(pad_both(x, {1: 0, 3: 1, 7: 3}[kernel.shape[0]]), kernel, stride)
+
+
+def bit_norm(x, p):
+    return group_norm(x, p, 1e-5)
+
+
+def bit(params, image, *, num_classes, axial=False, **_):
+    """Section 3.1: activation before the convolution, padding alike on both sides, a pool among zeros."""
+    resnet = params["resnet"]
+    x = windows(pad_both(bit_conv(image, resnet["root"], 2), 1), 3, 2).max((2, 3))
+    for stage, units in sorted(resnet["stages"].items()):
+        for number, p in sorted(units.items()):
+            stride = 2 if stage > "1" and number == "01" else 1
+            first = relu(bit_norm(x, p["norm1"]))
+            shortcut = bit_conv(first, p["conv_proj"], stride) if number == "01" else x
+            y = relu(bit_norm(bit_conv(first, p["conv1"]), p["norm2"]))
+            y = axial_attention(y, p["conv2"], stride) if axial else bit_conv(y, p["conv2"], stride)
+            x = shortcut + bit_conv(relu(bit_norm(y, p["norm3"])), p["conv3"])
+    x = relu(bit_norm(x, params["norm"])).mean((0, 1))
+    return linear(x, params["head"]) if num_classes else x
+
+
+def axial_attention(x, p, stride):
+    """Attention within each column, then within each row; then means of `stride` by `stride` places."""
+    x = axis_attention(x.swapaxes(0, 1), p["column"]).swapaxes(0, 1)
+    x = axis_attention(x, p["row"])
+    return windows(x, stride, stride).mean((2, 3))
+
+
+def axis_attention(x, p, heads=8):
+    """Attention within each line of `[lines, length, width]`: 8 heads, learned relative positions.
+
+    A head's `width / 8` values come after its queries and keys, of half that; so do the relative ones.
+    """
+    lines, length, width = x.shape
+    x = bit_norm(bit_conv(x, p["qkv"]), p["norm"])
+    size = width // heads
+    parts = slice(0, size // 2), slice(size // 2, size), slice(size, 2 * size)
+    result = np.zeros((lines, length, width))
+    for line in range(lines):
+        for head in range(heads):
+            of_head = x[line, :, 2 * size * head : 2 * size * (head + 1)]
+            query, key, value = (of_head[:, part] for part in parts)
+            for q in range(length):
+                near = [p["relative_embedding"][q - k + length - 1] for k in range(length)]
+                to_query, to_key, to_value = (np.array([row[part] for row in near]) for part in parts)
+                scores = [
+                    query[q] @ key[k] + query[q] @ to_query[k] + key[k] @ to_key[k] for k in range(length)
+                ]
+                mixed = softmax(np.array(scores) / np.sqrt(size // 2)) @ (value + to_value)
+                result[line, q, size * head : size * (head + 1)] = mixed
+    return bit_norm(result, p["out_norm"])

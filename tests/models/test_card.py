@@ -1,0 +1,131 @@
+"""Names of models, what is printed of them, and published counts of hybrids and BiT ResNets."""
+
+import pytest
+
+import vit_jax
+from vit_jax.errors import UserError
+from vit_jax.models import MODELS, abstract, count_parameters, model_factory
+
+L_16 = """\
+ViT-L/16           304.33 M parameters     61.55 GFLOPs (multiply-adds)    197 tokens at 224x224  \
+Dosovitskiy et al., 2021 (ViT)
+R50+ViT-L/16       316.48 M parameters     65.54 GFLOPs (multiply-adds)    197 tokens at 224x224  \
+Dosovitskiy et al., 2021 (ViT)"""
+
+
+def test_listed_models_are_names():
+    assert tuple(vit_jax.list_models()) == MODELS
+    assert list(vit_jax.list_models("*L/16*")) == ["ViT-L/16", "R50+ViT-L/16"]
+    assert list(vit_jax.list_models("BiT-R152*")) == ["BiT-R152x1", "BiT-R152x2", "BiT-R152x4"]
+    assert not vit_jax.list_models("ViT-B")
+
+
+def test_listed_models_print_as_one_line_each():
+    assert repr(vit_jax.list_models("*L/16*")) == L_16
+
+
+def test_card_of_a_resnet_says_nothing_of_tokens():
+    line = str(vit_jax.model_card("BiT-R50x1", num_classes=0, image_size=(64, 96)))
+    words = "BiT-R50x1 23.50 M parameters 0.50 GFLOPs (multiply-adds) at 64x96 Kolesnikov et al., 2020 (BiT)"
+    assert " ".join(line.split()) == words
+
+
+# At 224 pixels: without a head, with a linear head for 1000 classes, with one for 21,843 (a hybrid's
+# after the hidden tanh layer).
+COUNTS = {
+    "R50+ViT-B/32": (110_176_832, 110_945_832, 127_564_691),
+    "R50+ViT-B/16": (97_890_112, 98_659_112, 115_277_971),
+    "R50+ViT-L/32": (327_969_856, 328_994_856, 351_408_531),
+    "R50+ViT-L/16": (315_458_624, 316_483_624, 338_897_299),
+    "R26+ViT-S/32": (36_046_912, 36_431_912, 44_604_307),
+    "R26+ViT-B/32": (100_614_976, 101_383_976, 118_002_835),
+    "BiT-R50x1": (23_500_352, 25_549_352, 68_256_659),
+    "BiT-R50x2": (93_891_712, 97_988_712, 183_382_483),
+    "BiT-R50x3": (211_174_080, 217_319_080, 345_399_315),
+    "BiT-R101x1": (42_492_480, 44_541_480, 87_248_787),
+    "BiT-R101x3": (381_789_888, 387_934_888, 516_015_123),
+    "BiT-R152x1": (58_136_128, 60_185_128, 102_892_435),
+    "BiT-R152x2": (232_238_208, 236_335_208, 321_728_979),
+    "BiT-R152x4": (928_340_224, 936_533_224, 1_107_299_923),
+    "BiT-R200x3": (562_488_000, 568_633_000, 696_713_235),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_count_is_the_published(name):
+    hidden_layer = dict(pre_logits=True) if "ViT" in name else {}
+    model = abstract(model_factory(name, num_classes=21_843, image_size=224, **hidden_layer))
+    whole, head = count_parameters(model), count_parameters(model.head)
+    assert head % 21_843 == 0
+    trunk = whole - head - (count_parameters(model.pre_logits) if hidden_layer else 0)
+    assert (trunk, trunk + head // 21_843 * 1000, whole) == COUNTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "parameters"),
+    [
+        ("R50+ViT-B/16", 0, 97_890_112),
+        ("R50+ViT-B/16", 1000, 98_659_112),
+        ("R+ViT-Ti/16", 0, 6_144_704),
+        ("R+ViT-Ti/16", 1000, 6_337_704),
+        ("BiT-R50x1", 0, 23_500_352),
+        ("BiT-R50x1", 1000, 25_549_352),
+    ],
+)
+def test_card_counts_the_head_of_as_many_classes(name, num_classes, parameters):
+    assert vit_jax.model_card(name, num_classes=num_classes).parameters == parameters
+
+
+@pytest.mark.parametrize(("name", "gmac"), [("BiT-R50x1", 4.087), ("BiT-R152x4", 182.8)])
+def test_multiply_adds_of_a_bit_are_the_published(name, gmac):
+    card = vit_jax.model_card(name, num_classes=0)
+    assert card.multiply_adds / 1e9 == pytest.approx(gmac, rel=1e-3)
+    assert card.tokens is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("R50+ViT-B/32", 50), ("R50+ViT-B/16", 197), ("R+ViT-Ti/16", 50)]
+)
+def test_a_hybrids_name_says_its_down_sampling(name, tokens):
+    assert vit_jax.model_card(name, num_classes=0).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("ViT-B/64", "Dosovitskiy"),
+        ("ViT-b/64", "Dosovitskiy"),
+        ("R50+ViT-Ti/32", "Dosovitskiy"),
+        ("ViT-S/64", "Steiner"),
+        ("R+ViT-Ti/16", "Steiner"),
+        ("R26+ViT-S/32", "Steiner"),
+        ("ViT-mu/64", "Zhai"),
+        ("ViT-So400m/64", "Alabdulmohsin"),
+        ("BiT-R50x1", "Kolesnikov"),
+    ],
+)
+def test_card_names_where_a_model_comes_from(name, source):
+    assert vit_jax.model_card(name, image_size=64).source.startswith(source)
+
+
+@pytest.mark.parametrize(
+    "name", ["R50+ViT-B/8", "R+ViT-Ti/32", "R50+ViT-X/16", "Axial-R50+ViT-B/32", "BiT-R18x1"]
+)
+def test_hybrid_or_bit_that_there_is_not_is_refused(name):
+    with pytest.raises(UserError, match=r"unknown model .* \(model.name\); did you mean "):
+        vit_jax.model_card(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("ViT_L/16", "did you mean 'ViT-L/16'?"),
+        ("R50+VIT-B/16", "did you mean 'R50+ViT-B/16'?"),
+        ("AxialResNet101", "did you mean 'AxialResNet50'?"),
+        ("xyz", "there are: Axial-ViT-B/16, "),
+    ],
+)
+def test_unknown_name_is_answered_with_the_nearest(name, answer):
+    with pytest.raises(UserError) as error:
+        vit_jax.model_card(name)
+    assert str(error.value).startswith(f"unknown model {name!r} (model.name); {answer}")

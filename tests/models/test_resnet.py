@@ -1,0 +1,85 @@
+"""Hybrids and BiT ResNets against plain forward passes."""
+
+import numpy as np
+import pytest
+import reference
+from reference import TINY, forward, fresh_model, random_images, random_model
+
+import vit_jax
+from vit_jax.errors import UserError
+
+HYBRID = TINY | dict(image_size=(32, 64))
+BIT = dict(image_size=(32, 64), num_classes=5)
+
+
+def images_for(image_size, channels=3):
+    """Dark enough for the epsilon of the first norm to matter."""
+    return random_images(2, *image_size, channels) * np.float32(1e-3)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        dict(resnet_blocks=(2, 1), patch_size=1),
+        dict(resnet_blocks=(1, 1), patch_size=2, pooling="gap", channels=1),
+        dict(resnet_blocks=(), patch_size=4, position="2d"),
+        dict(resnet_blocks=(1,), resnet_width=2, patch_size=4, channels=5),
+    ],
+    ids=str,
+)
+def test_hybrid_equals_a_plain_forward_pass(overrides):
+    arguments = HYBRID | overrides
+    model = random_model(**arguments)
+    images, params = images_for((32, 64), arguments.get("channels", 3)), reference.parameters(model)
+    expected = np.stack([reference.vit(params, image, **arguments) for image in images])
+    np.testing.assert_allclose(forward(model, images), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        dict(resnet_blocks=(2, 1)),
+        dict(resnet_blocks=(1, 1), image_size=(35, 50), channels=1),  # Odd sides all the way down.
+        dict(resnet_blocks=(1,), resnet_width=2, channels=5, num_classes=0),
+    ],
+    ids=str,
+)
+def test_bit_equals_a_plain_forward_pass(overrides):
+    arguments = BIT | overrides
+    model = random_model("BiT-R50x1", **arguments)
+    images = images_for(arguments["image_size"], arguments.get("channels", 3))
+    params = reference.parameters(model)
+    expected = np.stack([reference.bit(params, image, **arguments) for image in images])
+    np.testing.assert_allclose(forward(model, images), expected, atol=2e-5)
+
+
+def test_bit_reads_images_of_other_sizes():
+    small, large = (
+        random_model("BiT-R50x1", image_size=size, num_classes=5, resnet_blocks=(1,))
+        for size in ((16, 16), (32, 48))
+    )
+    images = random_images(2, 32, 48)
+    np.testing.assert_array_equal(forward(small, images), forward(large, images))
+
+
+def test_fresh_units_of_a_hybrid_are_their_shortcuts():
+    model = fresh_model(**HYBRID, resnet_blocks=(1,))
+    unit = model.resnet.stages["1"]["01"]
+    assert not np.any(unit.norm3.scale[...])
+    x = random_images(2, 4, 8, 64)
+    shortcut = forward(unit.norm_proj, forward(unit.conv_proj, x))
+    np.testing.assert_allclose(forward(unit, x), np.maximum(shortcut, 0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (dict(resnet_blocks=(1, 1), patch_size=1, image_size=(32, 60)), "the hybrid's stride 8 .* 32x60"),
+        (dict(resnet_blocks=(1, 1), patch_size=4, image_size=(32, 48)), "the hybrid's stride 32 .* 32x48"),
+        (dict(resnet_blocks=(), patch_size=2, image_size=(36, 64)), "the hybrid's stride 8 .* 36x64"),
+    ],
+    ids=str,
+)
+def test_image_that_a_hybrid_cannot_divide_is_named(overrides, message):
+    with pytest.raises(UserError, match=message):
+        vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))

@@ -1,0 +1,83 @@
+"""A checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
+
+SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
+Transformers, or `hf://owner/name`. DESTINATION is `FILE.npz` for Google's format, or a new folder
+for Transformers, or for timm where Transformers has no such model; `--to` chooses.
+"""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from absl import flags
+
+from vit_jax import command
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import LIBRARIES, Checkpoint, fit, save
+from vit_jax.interop.layout import Entry
+from vit_jax.load import open_any, report
+from vit_jax.models import ViT
+
+flags.DEFINE_enum("to", None, list(LIBRARIES), "format to write")
+flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
+flags.DEFINE_string("image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized")
+flags.DEFINE_bool("pre_logits", None, "keep or leave out the hidden layer of the head")
+flags.DEFINE_enum("gelu", None, ["tanh", "erf"], "kind of GELU, where the formats do not agree")
+flags.DEFINE_enum("resnet_epsilons", None, ["google", "timm"], "of a ResNet, where the formats do not agree")
+flags.DEFINE_float("norm_epsilon", None, "of the layer norms, where the formats do not agree")
+
+_OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "resnet_epsilons")
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 2:
+        raise UserError("usage: python -m vit_jax.convert SOURCE DESTINATION [--to=google|timm|transformers]")
+    source, destination = arguments[0], Path(arguments[1])
+    changes = {name: getattr(flags.FLAGS, name) for name in _OPTIONS}
+    changes["image_size"] = _size(flags.FLAGS.image_size)
+    changes = {name: value for name, value in changes.items() if value is not None}
+
+    checkpoint = open_any(source, changes.get("image_size"))
+    print(checkpoint.describe())
+    values, sources, done = fit(checkpoint, changes)
+    library = flags.FLAGS.to or _library(destination, checkpoint, values)
+    written = save(destination, library, checkpoint.model, values, lambda path: sources[path]())
+    for line in _mapping(checkpoint.mapped, written):
+        print(line)
+    for line in report(done):
+        print(line)
+    print(f"wrote {destination} for {LIBRARIES[library]}; read back, it is the same bit for bit")
+
+
+def _size(text: str | None) -> int | tuple[int, int] | None:
+    if text is None:
+        return None
+    if not (match := re.fullmatch(r"(\d+)(?:x(\d+))?", text)):
+        raise UserError(f"--image_size={text} is neither a number of pixels nor HEIGHTxWIDTH")
+    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
+
+
+def _library(destination: Path, checkpoint: Checkpoint, values: dict) -> str:
+    """The format that a destination means."""
+    if destination.suffix == ".npz":
+        return "google"
+    if destination.suffix:
+        raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder")
+    hybrid = checkpoint.model is ViT and values["resnet_blocks"] is not None
+    return "timm" if hybrid else "transformers"
+
+
+def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
+    """A line for each kind of parameter: ours, where it came from, where it went; layers as one."""
+
+    def kind(*names):
+        names = re.sub(r"stages/\d+/\d+", "stages/*/*", ", ".join(names))
+        return re.sub(r"(blocks?[/._]?|layers?[._]|stages[.]|unit)\d+", r"\1*", names)
+
+    origin = {entry.path: entry.names for entry in read}
+    kinds = Counter((kind(e.path), kind(*origin.get(e.path, ("-",))), kind(*e.names)) for e in written)
+    return [f"{count:4} x {ours}: {theirs} -> {new}" for (ours, theirs, new), count in kinds.items()]
+
+
+if __name__ == "__main__":
+    command.run(main)

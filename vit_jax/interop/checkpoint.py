@@ -1,0 +1,326 @@
+"""A checkpoint of any library: opened, fitted to a model, written.
+
+`open_checkpoint` looks at names and shapes only; values are read when `Checkpoint.params` asks
+for them, one tensor at a time.
+"""
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.interop import google, timm, transformers
+from vit_jax.interop.files import (
+    Tensor,
+    open_sharded,
+    open_tensors,
+    whole,
+    write_npz,
+    write_safetensors,
+)
+from vit_jax.interop.layout import Entry, entries
+from vit_jax.interop.positions import resize_axis, resize_positions
+from vit_jax.models import SIZES, BiT, ViT, abstract
+from vit_jax.models.resnet import resnet_stride
+
+LIBRARIES = {"google": "Google's npz", "timm": "timm", "transformers": "Transformers"}
+
+_MODULES = {"google": google, "timm": timm, "transformers": transformers}
+
+# Arguments that change nothing in what a trained model computes.
+_TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "layer_scale", "dtype"}
+
+
+class Checkpoint(NamedTuple):
+    """Parameters somewhere, and the model that they are of."""
+
+    place: str
+    library: str
+    model: type[ViT] | type[BiT]
+    arguments: dict[str, Any]  # Of the model, all that the checkpoint determines.
+    shapes: dict[str, tuple[int, ...]]  # Of each parameter, by our path.
+    read: Callable[[str], np.ndarray]  # The parameter of a path, in our layout.
+    mapped: list[Entry]  # Empty for our own checkpoints.
+
+    def describe(self) -> str:
+        """One line."""
+        parameters = sum(int(np.prod(shape)) for shape in self.shapes.values())
+        height, width = self.arguments["image_size"]
+        head = f"{n:,} classes" if (n := self.arguments["num_classes"]) else "no head"
+        return (
+            f"{model_name(self.model, self.arguments)} of {self.library} ({self.place}): "
+            f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels, {head}"
+        )
+
+
+def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
+    """The checkpoint in a file, or in a folder with a `config.json`.
+
+    Args:
+      image_size: size of the images that it is wanted for; needed only for position tables that are
+        not of square images, which some formats do not tell from others.
+
+    Raises:
+      UserError: it cannot be read, or is not of a model that exists here.
+    """
+    path = Path(path)
+    config, tensors = _open_files(path)
+    if path.suffix == ".npz":
+        library, module = "google", google
+    elif "model_type" in config or any("embeddings.patch_embeddings." in name for name in tensors):
+        library, module = "transformers", transformers
+        if not config:
+            raise UserError(f"{path} is of Transformers, which needs the config.json of its model beside it")
+    else:
+        library, module = "timm", timm
+    tensors = module.rename(tensors, config)
+    model, values = module.arguments(tensors, config, image_size)
+    values = complete(model, values)
+    _, shapes = skeleton(model, values)
+    mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
+    _check(path, mapped, tensors)
+    by_path = {entry.path: entry for entry in mapped}
+
+    def read(wanted: str) -> np.ndarray:
+        entry = by_path[wanted]
+        return entry.join([tensors[name].read() for name in entry.names])
+
+    return Checkpoint(str(path), LIBRARIES[library], model, values, shapes, read, mapped)
+
+
+def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
+    """The `config.json` that belongs to a path, or {}, and the tensors."""
+    folder = path if path.is_dir() else path.parent
+    config = {}
+    if path.suffix != ".npz" and (folder / "config.json").is_file():
+        try:
+            config = json.loads((folder / "config.json").read_text())
+        except ValueError as error:
+            raise UserError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise UserError(f"{folder / 'config.json'} is not the description of a model")
+    if not path.is_dir():
+        return config, open_tensors(path)
+    if (path / "model.safetensors").is_file():
+        return config, open_tensors(path / "model.safetensors")
+    if (path / "model.safetensors.index.json").is_file():
+        return config, open_sharded(path / "model.safetensors.index.json")
+    pickles = [name for name in os.listdir(path) if name.endswith((".bin", ".pt", ".pth"))]
+    if pickles:
+        open_tensors(path / pickles[0])  # Says why not.
+    raise UserError(f"there is no model.safetensors in {path}")
+
+
+def _check(path: Path, mapped: list[Entry], tensors: dict[str, Tensor]) -> None:
+    """Raises UserError unless the tensors are those of the model, in name and shape."""
+    wanted = {}
+    for entry in mapped:
+        wanted |= entry.their_shapes()
+    for name, shape in wanted.items():
+        if name in tensors and tensors[name].shape != shape:
+            raise UserError(f"{path}: {name} is {list(tensors[name].shape)}, but the model has {list(shape)}")
+    for what, names in {
+        "lacks": wanted.keys() - tensors.keys(),
+        "has tensors that no part of the model takes:": tensors.keys() - wanted.keys(),
+    }.items():
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise UserError(f"{path} {what} {', '.join(sorted(names)[:3])}{more}")
+
+
+def complete(model: type, values: dict) -> dict:
+    """All arguments of a model but its keys, those not given as their defaults, sizes as pairs."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(model.__init__).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    size = values["image_size"]
+    return defaults | values | dict(image_size=(size, size) if isinstance(size, int) else tuple(size))
+
+
+def skeleton(model: type, values: dict) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
+    """A model without its parameters, and their shapes by path, such as `blocks/00/norm1/scale`."""
+    return _skeleton(model, tuple(sorted(values.items())))
+
+
+@functools.lru_cache(maxsize=8)
+def _skeleton(model: type, values: tuple) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
+    graphdef, params = nnx.split(abstract(functools.partial(model, **dict(values))))
+    return graphdef, {"/".join(path): leaf.shape for path, leaf in nnx.to_flat_state(params)}
+
+
+def model_name(model: type, values: dict) -> str:
+    """The paper's name of a model, if it has one."""
+    blocks = values["resnet_blocks"]
+    if model is BiT:
+        return f"BiT-R{3 * sum(blocks) + 2}x{values['resnet_width']}"
+    size = {key: values[key] for key in ("dim", "depth", "hidden", "heads")}
+    name = next((name for name, known in SIZES.items() if known == size), None)
+    name = name or "{dim}x{depth} (MLP {hidden}, {heads} heads)".format(**size)
+    trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}+"
+    return f"{trunk}ViT-{name}/{values['patch_size'] * resnet_stride(blocks)}"
+
+
+class Fit(NamedTuple):
+    """What became of a checkpoint's parameters in a model."""
+
+    resized: list[str]
+    fresh: list[str]
+    dropped: list[str]
+
+
+def fit(checkpoint: Checkpoint, changes: dict) -> tuple[dict[str, Any], dict[str, Callable], Fit]:
+    """How the parameters of a model with some arguments changed come from a checkpoint.
+
+    A head of another number of classes starts at zero, without the pre-logits layer unless
+    `pre_logits` is asked for; positions are resized; what the model has no place for is dropped.
+
+    Args:
+      changes: arguments of the model, over the checkpoint's.
+
+    Returns:
+      The model's arguments, a function for each of its parameters by path, and what was done.
+
+    Raises:
+      UserError: an argument that the model does not have, or parameters that the checkpoint lacks.
+    """
+    known = checkpoint.arguments
+    for name in changes:
+        if name not in known:
+            raise UserError(f"{model_name(checkpoint.model, known)} has no argument {name!r}")
+    classes = changes.get("num_classes", known["num_classes"])
+    if classes != known["num_classes"] and known.get("pre_logits"):
+        changes = dict(pre_logits=False) | changes
+    values = complete(checkpoint.model, known | changes)
+    old, new = (_grid(checkpoint.model, v) for v in (known, values))
+    _, shapes = skeleton(checkpoint.model, values)
+    sources, done = {}, Fit([], [], [])
+
+    for path, shape in shapes.items():
+        found = checkpoint.shapes.get(path)
+        if path.startswith(("head/", "distillation_head/")) and found != shape:
+            sources[path] = functools.partial(np.zeros, shape, np.float32)
+            done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, zero")
+        elif found == shape and (old == new or not _is_table(path)):
+            sources[path] = functools.partial(checkpoint.read, path)
+        elif found and _is_table(path):
+            special = [(v["pooling"] == "cls") + (v["distillation"] != "none") for v in (known, values)]
+            sources[path] = functools.partial(_resized, checkpoint.read, path, old, new, *special)
+            done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
+        elif found:
+            raise UserError(
+                f"{checkpoint.place}: {path} is {list(found)}, but the model asked for has {list(shape)}"
+            )
+        else:
+            raise UserError(f"{checkpoint.place} has no {path} {list(shape)}, which the model asked for has")
+    done.dropped.extend(path for path in checkpoint.shapes if path not in shapes)
+    return values, sources, done
+
+
+def _is_table(path: str) -> bool:
+    return path.startswith("position_embedding/") and path.split("/")[-1] in ("table", "x", "y")
+
+
+def _grid(model: type, values: dict) -> tuple[int, int] | None:
+    if model is BiT:
+        return None
+    stride = values["patch_size"] * resnet_stride(values["resnet_blocks"])
+    return tuple(side // stride for side in values["image_size"])
+
+
+def _resized(read, path, old, new, old_special, new_special) -> np.ndarray:
+    table, kind = np.asarray(read(path)), path.split("/")[-1]
+    if kind != "table":
+        return resize_axis(table, new[kind == "x"])
+    if new_special > old_special:
+        raise UserError(f"{path} has no row for the class token that the model asked for has")
+    return resize_positions(table[:, old_special - new_special :], old, new, new_special)
+
+
+def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> nnx.Module:
+    """The model with its parameters on the first device, read by as many threads as there are cores."""
+    graphdef, shapes = skeleton(model, values)
+    device = jax.local_devices()[0]
+    with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 1)) as pool:
+        arrays = list(pool.map(lambda path: jax.device_put(sources[path](), device), shapes))
+    flat = {tuple(path.split("/")): array for path, array in zip(shapes, arrays, strict=True)}
+    return nnx.merge(graphdef, nnx.traversals.unflatten_mapping(flat))
+
+
+def save(
+    destination: Path, library: str, model: type, values: dict, read: Callable[[str], np.ndarray]
+) -> list[Entry]:
+    """Writes a model's parameters in another library's format, and reads them back to be sure.
+
+    Args:
+      destination: a new file (google) or folder (timm, transformers).
+      library: a key of `LIBRARIES`.
+      values: the model's arguments, complete.
+      read: the parameter of a path.
+
+    Raises:
+      UserError: the format cannot hold the model or one of its options, or the destination exists.
+    """
+    module = _MODULES[library]
+    _, shapes = skeleton(model, values)
+    described = module.config(model, values)
+    mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
+    tensors = {}
+    for entry in mapped:
+        tensors |= entry.split(np.asarray(read(entry.path)))
+    if library == "timm":
+        tensors = timm.with_registers(tensors, values)
+    with whole(destination) as temporary:
+        if described is None:
+            write_npz(temporary, tensors)
+        else:
+            temporary.mkdir()
+            write_safetensors(temporary / "model.safetensors", tensors)
+            (temporary / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        _compare(open_checkpoint(temporary, values["image_size"]), LIBRARIES[library], model, values, read)
+    return mapped
+
+
+def _compare(written: Checkpoint, library: str, model: type, values: dict, read) -> None:
+    """Raises UserError unless what was written is the model, bit for bit."""
+    ignored = _TRAINING_ONLY | ({"image_size"} if model is BiT else set())
+    if values.get("mlp") == "swiglu" and values["pooling"] != "map":
+        ignored |= {"gelu"}
+    read_as = {
+        name: written.arguments[name]
+        for name, value in values.items()
+        if name not in ignored and _plain(written.arguments[name]) != _plain(value)
+    }
+    if read_as:
+        flags = " ".join(f"--{name}={_flag(value)}" for name, value in read_as.items())
+        raise UserError(
+            f"{library} cannot say {', '.join(f'{name}={_flag(values[name])}' for name in read_as)}; "
+            f"if what it would be read as is meant, ask for that: {flags}"
+        )
+    for path in written.shapes:
+        if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
+            raise UserError(f"{library} does not hold {path} exactly")
+
+
+def _flag(value) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _plain(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def params_of(model: nnx.Module) -> dict[str, jax.Array]:
+    """The parameters of a model by path."""
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {"/".join(path): leaf[...] for path, leaf in flat}

@@ -1,0 +1,105 @@
+"""How a parameter of ours is named and laid out in another library.
+
+A format is a list of rules, one for each kind of parameter. A rule turns our path into their names
+and gives the layout that takes our array there and back; a path without a rule is one that the
+format cannot hold.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.files import transposed
+
+
+class Layout(NamedTuple):
+    """A change of layout that loses nothing."""
+
+    there: Callable  # Our array to theirs.
+    back: Callable  # Their array and our shape to ours.
+
+
+SAME = Layout(lambda x: x, lambda y, shape: y)
+# PyTorch's [out, in]: of ours the last axis is out, or all but the first.
+LINEAR = Layout(lambda x: x.reshape(len(x), -1).T, lambda y, shape: transposed(y).reshape(shape))
+# Attention's [heads, head_dim, dim], whose inputs are the first two axes.
+LINEAR_OUT = Layout(lambda x: x.reshape(-1, x.shape[-1]).T, lambda y, shape: transposed(y).reshape(shape))
+FLAT = Layout(lambda x: x.reshape(-1), lambda y, shape: y.reshape(shape))
+CONV = Layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2, 3, 1, 0))
+# A dense layer as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
+LINEAR_CONV = Layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
+DENSE_CONV = Layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
+# Google's group norms.
+CHANNELS = Layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
+
+
+class Rule(NamedTuple):
+    """One kind of parameter.
+
+    Attributes:
+      path: regular expression of ours; its groups fill the names, `{0}` as they are, `{m[0]}` as
+        numbers less one.
+      names: theirs; several if they keep apart what lies along `axis` of ours.
+      layout: of each part.
+    """
+
+    path: str
+    names: str | tuple[str, ...]
+    layout: Layout = SAME
+    axis: int | None = None
+
+
+class Entry(NamedTuple):
+    """One parameter of a model, in a format."""
+
+    path: str
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    layout: Layout
+    axis: int | None
+
+    def split(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Our array as theirs."""
+        if self.axis is None:
+            return {self.names[0]: self.layout.there(array)}
+        parts = np.split(array, len(self.names), self.axis)
+        return {
+            name: self.layout.there(part.squeeze(self.axis))
+            for name, part in zip(self.names, parts, strict=True)
+        }
+
+    def join(self, arrays: list[np.ndarray]) -> np.ndarray:
+        """Theirs as ours."""
+        if self.axis is None:
+            return self.layout.back(arrays[0], self.shape)
+        shape = self.shape[: self.axis] + self.shape[self.axis + 1 :]
+        return np.stack([self.layout.back(array, shape) for array in arrays], self.axis)
+
+    def their_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What `split` would give, from the shape alone."""
+        return {name: x.shape for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()}
+
+
+def entries(rules: Iterable[Rule], shapes: dict[str, tuple[int, ...]], library: str) -> list[Entry]:
+    """The entry of each parameter.
+
+    Raises:
+      UserError: the format has no place for one.
+    """
+    found = []
+    for path, shape in shapes.items():
+        for rule in rules:
+            if match := re.fullmatch(rule.path, path):
+                groups = [int(group) if group.isdigit() else group for group in match.groups()]
+                less = [group - 1 if isinstance(group, int) else None for group in groups]
+                names = (rule.names,) if isinstance(rule.names, str) else rule.names
+                names = tuple(name.format(*groups, m=less) for name in names)
+                found.append(Entry(path, tuple(shape), names, rule.layout, rule.axis))
+                break
+        else:
+            remedy = "; --pre_logits=false leaves it out" if path.startswith("pre_logits") else ""
+            raise UserError(f"{library} has no place for {path} {list(shape)}{remedy}")
+    return found

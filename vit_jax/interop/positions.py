@@ -1,0 +1,69 @@
+"""Position embeddings of one grid of patches for another (paper, section 3.2)."""
+
+import math
+
+import numpy as np
+from scipy.ndimage import zoom
+
+from vit_jax.errors import UserError
+from vit_jax.models.resnet import resnet_stride
+
+
+def resize_positions(
+    table: np.ndarray, old: tuple[int, int], new: tuple[int, int], special: int
+) -> np.ndarray:
+    """A learned table for another grid, by linear interpolation between its patches.
+
+    The corners of the old grid become the corners of the new one; the rows of special tokens are
+    kept as they are.
+
+    Args:
+      table: `[1, special + old rows * columns, dim]`.
+      old, new: rows and columns of patches.
+
+    Returns:
+      `[1, special + new rows * columns, dim]`.
+    """
+    table = np.asarray(table)
+    dim = table.shape[-1]
+    grid = table[0, special:].reshape(*old, dim)
+    grid = zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1)
+    return np.concatenate([table[:, :special], grid.reshape(1, -1, dim)], axis=1)
+
+
+def resize_axis(table: np.ndarray, length: int) -> np.ndarray:
+    """The same for the rows or the columns of a 2-D table, `[old length, dim]` to `[length, dim]`."""
+    return zoom(np.asarray(table), (length / len(table), 1), order=1)
+
+
+def image_size_of(
+    values: dict,
+    rows: int | None,
+    stated: tuple[int, int] | None,
+    wanted: int | tuple[int, int] | None,
+) -> tuple[int, int]:
+    """Size of the images that a table of positions was learned for, which not every file says.
+
+    Args:
+      values: the other arguments of the `ViT`.
+      rows: of the table; None if there is none.
+      stated: size that a file says, taken if the table has its rows.
+      wanted: size of the images that the model is loaded for; taken for tables that are not of a square.
+
+    Raises:
+      UserError: the table is not of a square grid, and not of `wanted`.
+    """
+    wanted = (wanted, wanted) if isinstance(wanted, int) else wanted
+    if rows is None:
+        return stated or wanted or (224, 224)
+    stride = values["patch_size"] * resnet_stride(values["resnet_blocks"])
+    patches = rows - (values["pooling"] == "cls") - (values.get("distillation", "none") != "none")
+    side = math.isqrt(patches)
+    square = (side * stride, side * stride)
+    for size in (stated, square, wanted):
+        if size and math.prod(length // stride for length in size) == patches:
+            return tuple(length // stride * stride for length in size)
+    raise UserError(
+        f"the position table has {patches} patches, not of a square image; say which image it was "
+        f"trained on with image_size=(height, width) in pixels, for patches of {stride}"
+    )

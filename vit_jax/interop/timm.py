@@ -1,0 +1,292 @@
+"""timm's tensors and `config.json`: VisionTransformer, its hybrids, distilled DeiT, and BiT's ResNetV2.
+
+A folder with both files is what `timm.create_model("local-dir:FOLDER", pretrained=True)` takes.
+"""
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.files import Tensor
+from vit_jax.interop.layout import CONV, FLAT, LINEAR, LINEAR_CONV, LINEAR_OUT, SAME, Rule
+from vit_jax.interop.positions import image_size_of
+from vit_jax.models import SIZES, BiT, ViT
+
+_WEIGHTS = (("scale", "weight"), ("bias", "bias"))
+_UNIT = r"resnet/stages/(\d+)/(\d+)/"
+
+
+def _dense(ours: str, theirs: str, kernel=LINEAR, bias=FLAT) -> tuple[Rule, Rule]:
+    return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(f"{ours}/bias", f"{theirs}.bias", bias)
+
+
+def _norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
+    return tuple(Rule(f"{ours}/{part}", f"{theirs}.{name}") for part, name in _WEIGHTS)
+
+
+def _resnet(root: str, units: str) -> tuple[Rule, ...]:
+    """Rules of a ResNet below `root`, whose stages are at `units`."""
+    unit = units + "stages.{m[0]}.blocks.{m[1]}."
+    return (
+        Rule("resnet/root/kernel", root + "conv.weight", CONV),
+        *_norm("resnet/root_norm", root + "norm"),
+        Rule(_UNIT + r"conv(\d)/kernel", unit + "conv{2}.weight", CONV),
+        *_norm(_UNIT + r"norm(\d)", unit + "norm{2}"),
+        Rule(_UNIT + "conv_proj/kernel", unit + "downsample.conv.weight", CONV),
+        *_norm(_UNIT + "norm_proj", unit + "downsample.norm"),
+    )
+
+
+_BLOCK, _THEIRS = r"blocks/(\d+)/", "blocks.{0}."
+_VIT_RULES = (
+    *_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
+    Rule("cls", "cls_token"),
+    Rule("distillation_token", "dist_token"),
+    Rule("register_tokens", "reg_token"),
+    Rule("position_embedding/table", "pos_embed"),
+    *_norm(_BLOCK + r"norm(\d)", _THEIRS + "norm{1}"),
+    *_dense(_BLOCK + "attention/qkv", _THEIRS + "attn.qkv"),
+    *_norm(_BLOCK + "attention/query_norm", _THEIRS + "attn.q_norm"),
+    *_norm(_BLOCK + "attention/key_norm", _THEIRS + "attn.k_norm"),
+    *_dense(_BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
+    Rule(_BLOCK + r"scale(\d)", _THEIRS + "ls{1}.gamma"),
+    *_dense(_BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
+    *_norm("norm", "norm"),
+    Rule("attention_pooling/probe", "attn_pool.latent"),
+    *_dense("attention_pooling/query", "attn_pool.q"),
+    *_dense("attention_pooling/key_value", "attn_pool.kv"),
+    *_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
+    *_norm("attention_pooling/norm", "attn_pool.norm"),
+    *_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
+    *_dense("head", "head"),
+    *_dense("distillation_head", "head_dist"),
+)
+_ROOT_RULES = _resnet("patch_embed.backbone.", "patch_embed.backbone.") + _VIT_RULES
+_HYBRID_RULES = _resnet("patch_embed.backbone.stem.", "patch_embed.backbone.") + _VIT_RULES
+_BIT_RULES = (*_resnet("stem.", ""), *_norm("norm", "norm"), *_dense("head", "head.fc", LINEAR_CONV))
+
+# timm's names of architectures; the sizes are given as arguments beside them.
+_HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+_BITS = {
+    ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
+    ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
+    ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
+    ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
+    ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
+    ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
+}
+
+
+def rules(model: type, values: dict) -> tuple[Rule, ...]:
+    """How a model's parameters are named."""
+    if model is BiT:
+        return _BIT_RULES
+    return _ROOT_RULES if values.get("resnet_blocks") == () else _HYBRID_RULES
+
+
+def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
+    """The same tensors, the position table with rows for class and distillation token and no others."""
+    table = tensors.get("pos_embed")
+    if table is None or len(table.shape) != 3:
+        return tensors
+    special = ("cls_token" in tensors) + ("dist_token" in tensors)
+    registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
+    _, rows, dim = table.shape
+
+    def square(patches):
+        return math.isqrt(patches) ** 2 == patches
+
+    patches_alone = (config.get("model_args") or {}).get("no_embed_class")
+    if patches_alone is None:
+        patches_alone = square(rows) and not square(rows - special - registers)
+    if patches_alone:
+        read, rows = _padded(table, special), rows + special
+    elif registers:
+        read, rows = _without(table, special, registers), rows - registers
+    else:
+        return tensors
+    return tensors | {"pos_embed": Tensor((1, rows, dim), table.dtype, read)}
+
+
+def _padded(table: Tensor, special: int) -> Callable[[], np.ndarray]:
+    """A table of patches alone, with zeros for the special tokens."""
+    return lambda: np.pad(table.read(), ((0, 0), (special, 0), (0, 0)))
+
+
+def _without(table: Tensor, special: int, registers: int) -> Callable[[], np.ndarray]:
+    """A table without its registers' rows, which ours have none of."""
+
+    def read():
+        values = table.read()
+        if np.any(values[:, special : special + registers]):
+            raise UserError("the register tokens of this checkpoint have positions, which ours have not")
+        return np.delete(values, np.s_[special : special + registers], axis=1)
+
+    return read
+
+
+def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
+    """Tensors to write: zeros in the position table for the registers, as timm has rows for them."""
+    if not values.get("registers") or "pos_embed" not in tensors:
+        return tensors
+    special = "cls_token" in tensors
+    zeros = np.zeros((1, values["registers"], values["dim"]), np.float32)
+    table = tensors["pos_embed"]
+    table = np.concatenate([table[:, :special], zeros, table[:, special:]], axis=1)
+    return tensors | {"pos_embed": table}
+
+
+def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict]:
+    """The model that tensors (renamed) and a `config.json` (or {}) belong to; see `image_size_of`.
+
+    What neither says is timm's default: exact GELU, layer norms with 1e-6.
+    """
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    given = config.get("model_args") or {}
+    architecture = config.get("architecture", "")
+    if unknown := [word for word in ("quickgelu", "clip", "siglip", "rope", "swin") if word in architecture]:
+        raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({unknown[0]})")
+    stated = given.get("img_size")
+    stated = (stated, stated) if isinstance(stated, int) else stated and tuple(stated)
+    blocks = _blocks(shapes)
+    try:
+        if root := shapes.get("stem.conv.weight"):
+            return BiT, dict(
+                image_size=stated or image_size or 224,
+                channels=root[1],
+                num_classes=shapes.get("head.fc.bias", (0,))[0],
+                resnet_blocks=blocks,
+                resnet_width=root[0] // 64,
+                resnet_epsilons="timm",
+            )
+        dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
+        root = shapes.get("patch_embed.backbone.stem.conv.weight") or shapes.get(
+            "patch_embed.backbone.conv.weight"
+        )
+        depth = sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes)
+        hidden = shapes["blocks.0.mlp.fc2.weight"][1]
+        values = dict(
+            patch_size=patch,
+            channels=root[1] if root else inputs,
+            resnet_blocks=blocks if root else None,
+            resnet_width=root[0] // 64 if root else 1,
+            resnet_epsilons="timm" if root else "google",
+            dim=dim,
+            depth=depth,
+            hidden=hidden,
+            heads=given.get("num_heads") or _heads(shapes, dim, depth),
+            num_classes=shapes.get("head.bias", (0,))[0],
+            pooling="map" if "attn_pool.latent" in shapes else "cls" if "cls_token" in shapes else "gap",
+            distillation="none"
+            if "dist_token" not in shapes
+            else "heads"
+            if "head_dist.bias" in shapes
+            else "token",
+            registers=shapes["reg_token"][1] if "reg_token" in shapes else 0,
+            mlp="swiglu" if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * hidden else "gelu",
+            gelu="tanh" if given.get("act_layer") == "gelu_tanh" else "erf",  # Unused in a gated layer.
+            qk_norm="blocks.0.attn.q_norm.weight" in shapes,
+            layer_scale=1e-5 if "blocks.0.ls1.gamma" in shapes else None,
+            position="1d" if "pos_embed" in shapes else "none",
+        )
+    except (KeyError, ValueError, IndexError) as error:
+        raise UserError(
+            f"these are not the tensors of a ViT or BiT of timm's: {error} is missing or of an unknown "
+            f"shape among {len(shapes)} tensors such as {min(shapes, default='none')!r}"
+        ) from error
+    if given.get("global_pool") == "avg" and values["pooling"] == "cls":
+        raise UserError("this checkpoint averages tokens beside a class token (timm's global_pool='avg')")
+    rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
+    return ViT, values | dict(image_size=image_size_of(values, rows, stated, image_size))
+
+
+def _blocks(shapes: dict) -> tuple[int, ...]:
+    units = {}
+    for name in shapes:
+        if match := re.match(r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", name):
+            stage, unit = int(match[1]), int(match[2]) + 1
+            units[stage] = max(unit, units.get(stage, 0))
+    return tuple(units[stage] for stage in sorted(units))
+
+
+def _heads(shapes: dict, dim: int, depth: int) -> int:
+    """From the norms of queries, or from the size that the width is known by; 64 wide where neither says."""
+    if norm := shapes.get("blocks.0.attn.q_norm.weight"):
+        return dim // norm[0]
+    for size in SIZES.values():
+        if (size["dim"], size["depth"]) == (dim, depth) and size["heads"] != 12:
+            return size["heads"]
+    return dim // 64
+
+
+def config(model: type, values: dict) -> dict:
+    """What timm's `config.json` says of a model.
+
+    Raises:
+      UserError: timm has no such model.
+    """
+    height, width = values["image_size"]
+    pretrained = dict(
+        input_size=[values.get("channels", 3), height, width],
+        num_classes=values["num_classes"],
+        mean=[0.5] * 3,
+        std=[0.5] * 3,
+        interpolation="bilinear",
+        crop_pct=0.875,
+        fixed_input_size=model is ViT,
+    )
+    common = dict(num_classes=values["num_classes"], pretrained_cfg=pretrained)
+    if model is BiT:
+        key = (tuple(values["resnet_blocks"]), values["resnet_width"])
+        if key not in _BITS:
+            raise UserError(f"timm has no BiT with {list(key[0])} units and width {key[1]}")
+        return dict(architecture=_BITS[key], model_args=dict(in_chans=values["channels"])) | common
+    get = values.get
+    for option, only in dict(norm_epsilon=1e-6, position_at="stem", rope=False, resnet_width=1).items():
+        if get(option, only) != only:
+            raise UserError(f"timm's ViT has no {option}={get(option)!r}")
+    if get("distillation") == "token":
+        raise UserError("timm's distilled ViT has two heads; this model has one (distillation='token')")
+    blocks = get("resnet_blocks")
+    if blocks is not None and tuple(blocks) not in _HYBRIDS:
+        raise UserError(f"timm has no hybrid with {list(blocks)} units")
+    pooling = get("pooling", "cls")
+    dim, hidden = values["dim"], values["hidden"]
+    gated = get("mlp") == "swiglu"
+    wide = 2 * hidden if gated else hidden
+    ratio = wide / dim if int(dim * (wide / dim)) == wide else (wide + 0.5) / dim
+    chosen = dict(
+        img_size=list(values["image_size"]),
+        embed_dim=dim,
+        depth=values["depth"],
+        num_heads=values["heads"],
+        mlp_ratio=ratio,
+        in_chans=get("channels", 3),
+        init_values=get("layer_scale"),
+        no_embed_class=False,
+    )
+    if not gated:
+        chosen["act_layer"] = "gelu_tanh" if get("gelu", "tanh") == "tanh" else "gelu"
+    if pooling != "cls":
+        chosen |= dict(class_token=False, global_pool=dict(gap="avg", map="map")[pooling], fc_norm=False)
+    if blocks is None:
+        chosen["patch_size"] = values["patch_size"]
+    for ours, theirs in dict(qk_norm="qk_norm", registers="reg_tokens").items():
+        if get(ours):
+            chosen[theirs] = get(ours)
+    if get("position", "1d") == "none":
+        chosen["pos_embed"] = "none"
+    architecture = "vit_base_patch16_224" if blocks is None else _HYBRIDS[tuple(blocks)]
+    if gated:
+        architecture = "vit_giant_patch14_dinov2"  # What brings the gated layers, which no argument can name.
+    elif get("distillation") == "heads":
+        architecture = "deit_base_distilled_patch16_224"
+    return dict(architecture=architecture, model_args=chosen, num_features=dim) | common

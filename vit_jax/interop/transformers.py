@@ -1,0 +1,188 @@
+"""Hugging Face Transformers' tensors and `config.json`: ViT, DeiT and BiT.
+
+A folder with both files is what `from_pretrained(FOLDER)` takes.
+"""
+
+import re
+
+from vit_jax.errors import UserError
+from vit_jax.interop.files import Tensor
+from vit_jax.interop.layout import CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule
+from vit_jax.models import BiT, ViT
+
+_QKV = ("query", "key", "value")
+_GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+def _dense(ours: str, theirs: str, kernel=LINEAR, bias=FLAT) -> tuple[Rule, Rule]:
+    return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(f"{ours}/bias", f"{theirs}.bias", bias)
+
+
+def _norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
+    return Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")
+
+
+_BLOCK, _THEIRS = r"blocks/(\d+)/", "encoder.layer.{0}."
+_ATTENTION = _THEIRS + "attention.attention."
+_VIT_RULES = (
+    *_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
+    Rule("cls", "embeddings.cls_token"),
+    Rule("distillation_token", "embeddings.distillation_token"),
+    Rule("position_embedding/table", "embeddings.position_embeddings"),
+    *_norm(_BLOCK + "norm1", _THEIRS + "layernorm_before"),
+    Rule(_BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{x}.weight" for x in _QKV), LINEAR, axis=1),
+    Rule(_BLOCK + "attention/qkv/bias", tuple(f"{_ATTENTION}{x}.bias" for x in _QKV), FLAT, axis=0),
+    *_dense(_BLOCK + "attention/out", _THEIRS + "attention.output.dense", LINEAR_OUT),
+    *_norm(_BLOCK + "norm2", _THEIRS + "layernorm_after"),
+    *_dense(_BLOCK + "mlp/fc1", _THEIRS + "intermediate.dense"),
+    *_dense(_BLOCK + "mlp/fc2", _THEIRS + "output.dense"),
+    *_norm("norm", "layernorm"),
+    *_dense("pre_logits", "pooler.dense"),
+)
+_UNIT, _LAYER = r"resnet/stages/(\d+)/(\d+)/", "encoder.stages.{m[0]}.layers.{m[1]}."
+_BIT_RULES = (
+    Rule("resnet/root/kernel", "embedder.convolution.weight", CONV),
+    Rule(_UNIT + r"conv(\d)/kernel", _LAYER + "conv{2}.weight", CONV),
+    *_norm(_UNIT + r"norm(\d)", _LAYER + "norm{2}"),
+    Rule(_UNIT + "conv_proj/kernel", _LAYER + "downsample.conv.weight", CONV),
+    *_norm("norm", "norm"),
+)
+
+
+def rules(model: type, values: dict) -> tuple[Rule, ...]:
+    """How a model's parameters are named; below `vit.` and its like where there is a classifier."""
+    if not values["num_classes"]:
+        return _BIT_RULES if model is BiT else _VIT_RULES
+    if model is BiT:
+        below, heads = "bit", _dense("head", "classifier.1")
+    elif values.get("distillation", "none") == "none":
+        below, heads = "vit", _dense("head", "classifier")
+    elif values["distillation"] == "token":
+        below, heads = "deit", _dense("head", "classifier")
+    else:
+        below = "deit"
+        heads = (
+            *_dense("head", "cls_classifier"),
+            *_dense("distillation_head", "distillation_classifier"),
+        )
+    trunk = _BIT_RULES if model is BiT else [r for r in _VIT_RULES if not r.path.startswith("pre_logits")]
+
+    def lower(names):
+        return f"{below}.{names}" if isinstance(names, str) else tuple(f"{below}.{name}" for name in names)
+
+    return (*(rule._replace(names=lower(rule.names)) for rule in trunk), *heads)
+
+
+def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
+    """The same tensors without the token that masks patches in pre-training only."""
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith("embeddings.mask_token")}
+
+
+def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict]:
+    """The model that tensors and a `config.json` belong to; a BiT takes images of any size."""
+    kind = config.get("model_type")
+    if kind not in ("vit", "deit", "bit"):
+        raise UserError(f"a Transformers model of type {kind!r} is not read; there are: bit, deit, vit")
+    classes = [name for name in tensors if re.fullmatch(r"(cls_)?classifier(\.1)?\.bias", name)]
+    num_classes = tensors[classes[0]].shape[0] if classes else 0
+    try:
+        if kind == "bit":
+            if config.get("layer_type", "preactivation") != "preactivation" or config.get("global_padding"):
+                raise UserError("a Transformers BiT is read with layer_type 'preactivation' and no padding")
+            return BiT, dict(
+                image_size=image_size or 224,
+                channels=config.get("num_channels", 3),
+                num_classes=num_classes,
+                resnet_blocks=tuple(config["depths"]),
+                resnet_width=config["embedding_size"] // 64,
+                resnet_epsilons="timm",
+            )
+        if config["hidden_act"] not in _GELUS:
+            raise UserError(
+                f"the activation {config['hidden_act']!r} is not read; there are: {', '.join(_GELUS)}"
+            )
+        size = config["image_size"]
+        distillation = "none"
+        if kind == "deit":
+            distillation = "heads" if "distillation_classifier.bias" in tensors else "token"
+        return ViT, dict(
+            image_size=(size, size) if isinstance(size, int) else tuple(size),
+            num_classes=num_classes,
+            patch_size=config["patch_size"],
+            channels=config.get("num_channels", 3),
+            dim=config["hidden_size"],
+            depth=config["num_hidden_layers"],
+            hidden=config["intermediate_size"],
+            heads=config["num_attention_heads"],
+            distillation=distillation,
+            gelu=_GELUS[config["hidden_act"]],
+            norm_epsilon=config["layer_norm_eps"],
+            pre_logits="pooler.dense.weight" in tensors,
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"config.json of a Transformers {kind} lacks {error}") from error
+
+
+def config(model: type, values: dict) -> dict:
+    """What Transformers' `config.json` says of a model.
+
+    Raises:
+      UserError: Transformers has no such model.
+    """
+    classes = values["num_classes"]
+    labels = dict(
+        id2label={str(i): f"LABEL_{i}" for i in range(classes)},
+        label2id={f"LABEL_{i}": i for i in range(classes)},
+    )
+    common = dict(num_channels=values.get("channels", 3), dtype="float32") | (labels if classes else {})
+    if model is BiT:
+        width = values.get("resnet_width", 1)
+        blocks = list(values["resnet_blocks"])
+        return (
+            dict(
+                architectures=["BitForImageClassification" if classes else "BitModel"],
+                model_type="bit",
+                layer_type="preactivation",
+                depths=blocks,
+                hidden_sizes=[256 * width * 2**stage for stage in range(len(blocks))],
+                embedding_size=64 * width,
+                num_groups=32,
+                hidden_act="relu",
+                global_padding=None,
+                embedding_dynamic_padding=False,
+                width_factor=1,
+            )
+            | common
+        )
+    get = values.get
+    for option, only in dict(
+        resnet_blocks=None, pooling="cls", position="1d", position_at="stem", mlp="gelu", rope=False
+    ).items():
+        if get(option, only) != only:
+            raise UserError(f"Transformers' ViT has no {option}={get(option)!r}")
+    distillation = get("distillation", "none")
+    kind, architecture = {
+        "none": ("vit", "ViTForImageClassification"),
+        "token": ("deit", "DeiTForImageClassification"),
+        "heads": ("deit", "DeiTForImageClassificationWithTeacher"),
+    }[distillation]
+    height, width = values["image_size"]
+    return (
+        dict(
+            architectures=[architecture if classes else dict(vit="ViTModel", deit="DeiTModel")[kind]],
+            model_type=kind,
+            hidden_size=values["dim"],
+            num_hidden_layers=values["depth"],
+            num_attention_heads=values["heads"],
+            intermediate_size=values["hidden"],
+            image_size=height if height == width else [height, width],
+            patch_size=values["patch_size"],
+            hidden_act="gelu_pytorch_tanh" if get("gelu", "tanh") == "tanh" else "gelu",
+            layer_norm_eps=get("norm_epsilon", 1e-6),
+            qkv_bias=True,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            pooler_act="tanh",
+        )
+        | common
+    )
