@@ -1,9 +1,16 @@
 """Measures this machine: python -m vit_jax.benchmark overhead
 
 overhead: host time of a training step of --config, outside the compiled program.
+load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, beside reading the file.
 """
 
+import multiprocessing
+import resource
+import statistics
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from ml_collections import config_flags
@@ -66,7 +73,78 @@ def overhead(steps: int = 100) -> None:
     print(f"the program itself      {program:8.3f} ms")
 
 
-BENCHMARKS = {"overhead": overhead}
+def load(runs: int = 5) -> None:
+    """Prints how long `load_model` takes for each format, and how much memory besides the model.
+
+    The file is read beside it the way its format is read otherwise, `np.load` or safetensors'
+    `load_file`; the two take turns, each in a process of its own, the file in the page cache.
+    """
+    from vit_jax.interop.checkpoint import complete, save, skeleton
+    from vit_jax.models import model_factory
+
+    factory = model_factory("ViT-L/16", num_classes=1000, image_size=224)
+    values = complete(factory.func, factory.keywords)
+    rng = np.random.default_rng(0)
+    _, shapes = skeleton(factory.func, values)
+    params = {path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()}
+    size = sum(x.nbytes for x in params.values())
+    print(f"ViT-L/16, {size / 1e9:.2f} GB, {runs} turns; medians")
+    with tempfile.TemporaryDirectory() as folder:
+        for library, name in dict(google="model.npz", timm="timm", transformers="transformers").items():
+            path = Path(folder) / name
+            save(path, library, factory.func, values, params.__getitem__)
+            file = path if path.is_file() else path / "model.safetensors"
+            turns = [(_alone(_read_arrays, file), _alone(_load_model, path)) for _ in range(runs)]
+            plain, ours = (
+                statistics.median(seconds for seconds, _ in side) for side in zip(*turns, strict=True)
+            )
+            beyond = statistics.median(peak for _, (_, peak) in turns) - size
+            ratio = statistics.median(second[0] / first[0] for first, second in turns)
+            print(
+                f"{library:13} read {plain:5.2f} s  load_model {ours:5.2f} s  ratio {ratio:4.2f}  "
+                f"memory beyond the model {beyond / 1e9:5.2f} GB, {beyond / size:.2f} of its size"
+            )
+
+
+def _alone(task: Callable[[Path], None], path: Path) -> tuple[float, int]:
+    """Seconds and peak memory in bytes of a task in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measured, (task, path))
+
+
+def _measured(task: Callable, path: Path) -> tuple[float, int]:
+    import jax
+
+    import vit_jax.load  # noqa: F401  (Imports are not what is measured.)
+
+    jax.block_until_ready(jax.device_put(np.zeros(1)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    result = task(path)
+    seconds = time.perf_counter() - started
+    del result
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def _read_arrays(file: Path) -> dict[str, np.ndarray]:
+    if file.suffix == ".npz":
+        with np.load(file) as arrays:
+            return dict(arrays)
+    from safetensors.numpy import load_file
+
+    return load_file(file)
+
+
+def _load_model(path: Path) -> object:
+    import jax
+    from flax import nnx
+
+    import vit_jax
+
+    return jax.block_until_ready(nnx.state(vit_jax.load_model(path, say=str)))
+
+
+BENCHMARKS = {"overhead": overhead, "load": load}
 
 
 def main(arguments: list[str]) -> None:

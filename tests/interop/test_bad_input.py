@@ -1,0 +1,279 @@
+"""Damaged, wrong and hostile checkpoints: one clear line each, and nothing half-written."""
+
+import json
+import pickle
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers import params_of, random_model, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+import vit_jax
+from vit_jax.errors import UserError
+
+NAME = "ViT-Ti/16"
+SMALL = dict(dim=32, depth=2, hidden=48, heads=2, image_size=32, num_classes=3)
+
+
+@pytest.fixture
+def model():
+    return random_model(NAME, **SMALL)
+
+
+@pytest.fixture
+def npz(model, tmp_path):
+    return write(model, tmp_path / "model.npz", "google", NAME, **SMALL)
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return write(model, tmp_path / "model", "timm", NAME, **SMALL)
+
+
+@pytest.fixture(params=["npz", "safetensors"])
+def file(request, npz, folder):
+    return npz if request.param == "npz" else folder / "model.safetensors"
+
+
+def refused(source, match, **changes):
+    with pytest.raises(UserError, match=match) as caught:
+        vit_jax.load_model(source, say=str, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.9, 0.999])
+def test_truncated_file_is_called_damaged(file, share):
+    data = file.read_bytes()
+    file.write_bytes(data[: int(share * len(data))])
+    refused(file, "damaged or cut short|is not an npz file")
+
+
+def test_flipped_bit_in_npz_is_found(npz):
+    data = bytearray(npz.read_bytes())
+    data[len(data) // 2] ^= 1
+    npz.write_bytes(data)
+    refused(npz, r"model\.npz is damaged .*fetch it again")
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_a_user_error_or_harmless(data, tmp_path_factory):
+    """Bytes changed anywhere never end in anything but a UserError or a model."""
+    folder = tmp_path_factory.mktemp("damage")
+    kind = data.draw(st.sampled_from(["npz", "safetensors"]))
+    file = folder / f"x.{kind}"
+    if kind == "npz":
+        np.savez(
+            file, **{"embedding/kernel": np.ones((2, 2, 3, 4), np.float32), "cls": np.ones(3, np.float32)}
+        )
+    else:
+        save_file({"cls_token": np.ones((1, 1, 4), np.float32)}, file)
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(content)
+    from vit_jax.interop.files import open_tensors
+
+    try:
+        for tensor in open_tensors(file).values():
+            tensor.read()
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+def test_wrong_shape_names_the_tensor_and_both_shapes(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["blocks.1.mlp.fc1.bias"] = np.zeros(47, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    refused(folder, r"blocks\.1\.mlp\.fc1\.bias is \[47\], but the model has \[48\]")
+
+
+def test_another_architecture_than_the_weights_is_named(npz):
+    refused(npz, r"blocks/00/attention/out/kernel is \[2, 16, 32\], but .* \[4, 8, 32\]", heads=4)
+
+
+def test_missing_tensor_is_named(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["blocks.1.norm2.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    refused(folder, r"lacks blocks\.1\.norm2\.weight")
+
+
+def test_extra_tensor_is_named(npz):
+    arrays = dict(np.load(npz))
+    np.savez(npz, **arrays, **{"Transformer/encoderblock_0/extra": np.zeros(3, np.float32)})
+    refused(npz, "no part of the model takes: Transformer/encoderblock_0/extra")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_is_read_as_float32(dtype, model, file):
+    if file.suffix == ".npz":
+        np.savez(file, **{name: array.astype(dtype) for name, array in np.load(file).items()})
+    else:
+        save_file({name: array.astype(dtype) for name, array in load_file(file).items()}, file)
+    read = params_of(vit_jax.load_model(file, say=str))
+    for path, value in params_of(model).items():
+        np.testing.assert_array_equal(
+            read[path], np.asarray(value).astype(dtype).astype(np.float32), strict=True
+        )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8])
+def test_other_types_are_refused(dtype, file):
+    if file.suffix == ".npz":
+        np.savez(file, **{name: array.astype(dtype) for name, array in np.load(file).items()})
+    else:
+        save_file({name: array.astype(dtype) for name, array in load_file(file).items()}, file)
+    refused(file, "is of type .*; read are float32, float16, bfloat16")
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("disguise", ["model.npz", "model.safetensors", "pytorch_model.bin", "model.pth"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_pickle_is_never_unpickled(disguise, wrapped, tmp_path):
+    sprung, file = tmp_path / "sprung", tmp_path / disguise
+    payload = pickle.dumps(Trap(sprung))
+    if wrapped:  # As PyTorch does since 1.6.
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("archive/data.pkl", payload)
+    else:
+        file.write_bytes(payload)
+    refused(
+        file, "it is a pickle, which can run any code and is never read; convert it to safetensors|damaged"
+    )
+    assert not sprung.exists()
+
+
+def test_pickled_objects_in_an_npz_are_never_unpickled(tmp_path):
+    sprung, file = tmp_path / "sprung", tmp_path / "model.npz"
+    np.savez(file, cls=np.array([Trap(sprung)], dtype=object))
+    assert not sprung.exists()
+    refused(file, "holds Python objects in cls: it is a pickle")
+    assert not sprung.exists()
+
+
+def test_a_folder_with_a_pickle_says_to_convert_it(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    refused(tmp_path, "pytorch_model.bin .*pickle.*safetensors.torch.save_file")
+
+
+@pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/passwd", "a/../../b.safetensors"])
+def test_an_index_cannot_point_outside_its_folder(shard, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"cls_token": shard}}))
+    refused(tmp_path, "points outside its folder")
+
+
+def test_shards_are_read_together(model, folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:10], "b.safetensors": names[10:]}
+    for part, chosen in parts.items():
+        save_file({name: tensors[name] for name in chosen}, folder / part)
+    index = {"weight_map": {name: part for part, chosen in parts.items() for name in chosen}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    read = params_of(vit_jax.load_model(folder, say=str))
+    for path, value in params_of(model).items():
+        np.testing.assert_array_equal(read[path], value)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ('{"model_type": "swin"}', "type 'swin' is not read; there are: bit, deit, vit"),
+        ('{"model_type": "vit"}', "lacks 'hidden_act'"),
+        ("{", "not valid JSON"),
+        ("[]", "not the description of a model"),
+        (
+            '{"architecture": "vit_base_patch16_clip_quickgelu_224"}',
+            "vit_base_patch16_clip_quickgelu_224 is not",
+        ),
+    ],
+)
+def test_config_that_is_not_understood_is_named(config, match, folder):
+    (folder / "config.json").write_text(config)
+    refused(folder, match)
+
+
+def test_tensors_of_another_kind_of_model_are_named(tmp_path):
+    save_file({"stem.0.weight": np.zeros((4, 3, 4, 4), np.float32)}, tmp_path / "model.safetensors")
+    refused(tmp_path, r"not the tensors of a ViT or BiT of timm's: .*'stem\.0\.weight'")
+
+
+@pytest.mark.parametrize(
+    ("source", "match"),
+    [
+        ("missing.npz", "there is no"),
+        ("hf://one", "not of the form hf://owner/name"),
+        ("hf://../../etc", "not of the form|cannot fetch"),
+    ],
+)
+def test_source_that_is_not_there_is_named(source, match, tmp_path):
+    refused(source if source.startswith("hf") else tmp_path / source, match)
+
+
+def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
+    arguments = SMALL | dict(image_size=(32, 96))
+    model = random_model(NAME, **arguments)
+    file = write(model, tmp_path / "model.npz", "google", NAME, **arguments)
+    refused(file, "not of a square image; say which image it was trained on")
+    assert vit_jax.load_model(file, image_size=(32, 96), say=str).grid == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("library", "arguments", "match"),
+    [
+        ("google", dict(gelu="erf"), "cannot say gelu=erf; .*--gelu=tanh"),
+        ("google", dict(qk_norm=True), "no place for blocks/00/attention/key_norm"),
+        ("google", dict(position="relative"), "no place for .*relative_embedding"),
+        ("google", dict(image_size=(32, 128)), "image_size=32x128"),
+        ("timm", dict(pre_logits=True), "no place for pre_logits.*--pre_logits=false"),
+        ("timm", dict(norm_epsilon=1e-12), "no norm_epsilon=1e-12"),
+        ("timm", dict(distillation="token"), "has two heads"),
+        ("timm", dict(position="2d"), "no place for position_embedding"),
+        ("timm", dict(rope=True), "no rope=True"),
+        ("transformers", dict(pooling="gap"), "no pooling='gap'"),
+        ("transformers", dict(registers=2), "no place for register_tokens"),
+        ("transformers", dict(pre_logits=True), "no place for pre_logits.*--pre_logits=false"),
+        ("transformers", dict(position="sincos2d"), "no position='sincos2d'"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(library, arguments, match, tmp_path):
+    model = random_model(NAME, **(SMALL | arguments))
+    with pytest.raises(UserError, match=match):
+        write(model, tmp_path / "out.npz", library, NAME, **(SMALL | arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(model, npz):
+    before = npz.read_bytes()
+    with pytest.raises(UserError, match="exists already"):
+        write(model, npz, "google", NAME, **SMALL)
+    assert npz.read_bytes() == before
+
+
+def test_a_write_that_fails_leaves_nothing(model, tmp_path):
+    params = params_of(model)
+    values = {path: np.full(x.shape, np.nan) if path == "norm/scale" else x for path, x in params.items()}
+    values["norm/bias"] = np.zeros(7, np.float32)  # Of another shape than the model says.
+    from helpers import described
+
+    from vit_jax.interop.checkpoint import save
+
+    with pytest.raises(UserError):
+        save(tmp_path / "out", "timm", *described(NAME, **SMALL), values.get)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,30 @@
+"""Checkpoints that timm and Transformers wrote, with the logits they gave (see make_golden.py)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import logits_of
+
+import vit_jax
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize(
+    ("name", "library"),
+    [
+        ("timm_vit", "timm"),
+        ("timm_deit", "timm"),
+        ("transformers_vit", "Transformers"),
+        ("transformers_deit", "Transformers"),
+        ("google_vit/model.npz", "Google's npz"),
+        ("big_vision_vit/model.npz", "Google's npz"),
+    ],
+)
+def test_golden_checkpoint_gives_its_logits(name, library):
+    said = []
+    model = vit_jax.load_model(GOLDEN / name, say=said.append)
+    assert library in said[0]
+    logits = np.load(GOLDEN / name.split("/")[0] / "logits.npy")
+    np.testing.assert_allclose(logits_of(model, np.load(GOLDEN / "images.npy")), logits, rtol=0, atol=2e-5)

@@ -1,0 +1,74 @@
+"""Position embeddings for another grid (paper, section 3.2)."""
+
+import numpy as np
+import pytest
+from helpers import params_of, random_model, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vit_jax
+from vit_jax.interop.positions import resize_positions
+
+SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+def plane(grid, special):
+    """A table that is linear in row and column, and its special rows."""
+    rows, columns = np.meshgrid(*(np.linspace(0, 1, max(n, 2))[:n] for n in grid), indexing="ij")
+    table = np.stack([rows, columns, 2 * rows - columns, np.ones(grid)], axis=-1).reshape(-1, 4)
+    return np.concatenate([np.full((special, 4), 9.0), table])[None].astype(np.float32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(old=SIDES, new=SIDES, special=st.integers(0, 2))
+def test_special_rows_are_kept_and_the_grid_has_its_size(old, new, special):
+    table = np.random.default_rng(0).normal(size=(1, special + old[0] * old[1], 3)).astype(np.float32)
+    resized = resize_positions(table, old, new, special)
+    assert resized.shape == (1, special + new[0] * new[1], 3)
+    np.testing.assert_array_equal(resized[:, :special], table[:, :special])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    old=st.tuples(st.integers(2, 12), st.integers(2, 12)),
+    new=st.tuples(st.integers(2, 12), st.integers(2, 12)),
+)
+def test_a_linear_table_stays_linear_from_corner_to_corner(old, new):
+    np.testing.assert_allclose(resize_positions(plane(old, 1), old, new, 1), plane(new, 1), atol=1e-6)
+
+
+def test_between_patches_values_are_interpolated():
+    table = np.array([0.0, 4.0], np.float32).reshape(1, 2, 1)
+    resized = resize_positions(table, (1, 2), (1, 5), 0)
+    np.testing.assert_allclose(resized.ravel(), [0, 1, 2, 3, 4])
+
+
+def test_the_same_grid_is_left_as_it_is():
+    table = np.random.default_rng(0).normal(size=(1, 13, 8)).astype(np.float32)
+    np.testing.assert_array_equal(resize_positions(table, (3, 4), (3, 4), 1), table)
+
+
+@pytest.mark.parametrize("size", [96, 32, (32, 96), (80, 48)])
+def test_a_model_is_loaded_for_images_of_another_size(size, tmp_path):
+    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    model = random_model("ViT-Ti/16", **arguments)
+    file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
+    loaded = vit_jax.load_model(file, image_size=size, say=str)
+    images = np.zeros((1, *loaded.image_size, 3), np.float32)
+    assert loaded(images).shape == (1, 3)
+    before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
+    np.testing.assert_array_equal(after, resize_positions(before, (4, 4), loaded.grid, 1))
+    old, new = before[0, 1:].reshape(4, 4, -1), after[0, 1:].reshape(*loaded.grid, -1)
+    for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        np.testing.assert_allclose(new[corner], old[corner], atol=1e-6)
+
+
+def test_a_model_without_class_token_drops_its_row(tmp_path):
+    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    model = random_model("ViT-Ti/16", **arguments)
+    file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
+    said = []
+    loaded = vit_jax.load_model(file, pooling="gap", say=said.append)
+    before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
+    np.testing.assert_array_equal(after, before[:, 1:])
+    assert "dropped: cls" in said

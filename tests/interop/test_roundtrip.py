@@ -1,0 +1,102 @@
+"""What is written is read back bit for bit, in every format."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import params_of, random_model, write
+
+import vit_jax
+
+FEW = dict(num_classes=3)
+VIT = FEW | dict(dim=64, depth=2, hidden=96, heads=2)
+
+
+def small(name: str) -> dict:
+    """Arguments that leave of a named model its shape and little of its size."""
+    patch = int(name.split("/")[1]) if "/" in name else 32
+    if name.startswith("BiT"):
+        return FEW | dict(resnet_blocks=(1, 2, 1, 1), resnet_width=1, image_size=64)
+    blocks = dict(resnet_blocks=(1, 2, 1, 1)[: 4 if patch == 32 else 3]) if name.startswith("R50") else {}
+    return VIT | blocks | dict(image_size=4 * patch)
+
+
+GOOGLE = [name for name in vit_jax.MODELS if "Axial" not in name]
+TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32"]
+TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))]
+OPTIONS = {
+    "google": [
+        dict(pre_logits=True),
+        dict(pooling="gap"),
+        dict(num_classes=0),
+        dict(position="none"),
+        dict(channels=1),
+    ],
+    "timm": [
+        dict(gelu="erf"),
+        dict(pooling="gap"),
+        dict(pooling="map", gelu="erf"),
+        dict(distillation="heads"),
+        dict(registers=3, layer_scale=1e-5),
+        dict(qk_norm=True),
+        dict(mlp="swiglu"),
+        dict(num_classes=0),
+        dict(position="none"),
+        dict(channels=5),
+        dict(image_size=(64, 128)),
+    ],
+    "transformers": [
+        dict(gelu="erf", norm_epsilon=1e-12),
+        dict(distillation="token"),
+        dict(distillation="heads"),
+        dict(num_classes=0, pre_logits=True),
+        dict(num_classes=0),
+        dict(channels=5),
+        dict(image_size=(64, 128)),
+    ],
+}
+CASES = [
+    *(("google", name, small(name)) for name in GOOGLE),
+    *(("timm", name, small(name)) for name in TIMM),
+    *(("transformers", name, small(name)) for name in TRANSFORMERS),
+    *(
+        (library, "ViT-Ti/16", VIT | dict(image_size=64) | o)
+        for library, all_ in OPTIONS.items()
+        for o in all_
+    ),
+]
+
+
+@pytest.mark.parametrize(("library", "name", "arguments"), CASES)
+def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
+    if library != "google" and name.startswith(("BiT", "R")):
+        arguments = arguments | dict(resnet_epsilons="timm")
+    if name == "R26+ViT-S/32" and library == "timm":
+        arguments = arguments | dict(resnet_blocks=(2, 2, 2, 2))
+    model = random_model(name, **arguments)
+    destination = tmp_path / ("model.npz" if library == "google" else "model")
+    write(model, destination, library, name, **arguments)
+    read = params_of(vit_jax.load_model(destination, say=str))
+    written = params_of(model)
+    assert read.keys() == written.keys()
+    for path in written:
+        np.testing.assert_array_equal(read[path], written[path], strict=True)
+
+
+@pytest.mark.parametrize("case", ["vit_b16", "r50_vit_b16"])
+def test_names_in_npz_are_those_of_the_published_files(case):
+    """The names and shapes of `imagenet21k/{ViT-B_16,R50+ViT-B_16}.npz`."""
+    from helpers import described
+
+    from vit_jax.interop import google
+    from vit_jax.interop.checkpoint import skeleton
+    from vit_jax.interop.layout import entries
+
+    published = json.loads((Path(__file__).parent / "golden" / f"{case}_names.json").read_text())
+    name = dict(vit_b16="ViT-B/16", r50_vit_b16="R50+ViT-B/16")[case]
+    model, values = described(name, num_classes=21_843, pre_logits=True)
+    written = {}
+    for entry in entries(google.rules(model, values), skeleton(model, values)[1], "Google's npz"):
+        written |= entry.their_shapes()
+    assert {key: list(shape) for key, shape in written.items()} == published
