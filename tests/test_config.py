@@ -32,6 +32,17 @@ TABLE_3 |= {
     "vit_l32_jft": (7, 6e-4, "linear", 0.1, 0.0),
     "vit_l16_jft": (14, 4e-4, "linear", 0.1, 0.0),
     "vit_h14_jft": (14, 3e-4, "linear", 0.1, 0.0),
+    "r50_vit_b32_jft": (7, 8e-4, "linear", 0.1, 0.0),
+    "r50_vit_b16_jft": (7, 8e-4, "linear", 0.1, 0.0),
+    "r50_vit_l32_jft": (7, 2e-4, "linear", 0.1, 0.0),
+    "r50_vit_l16_jft": (14, 4e-4, "linear", 0.1, 0.0),
+    # A ResNet has no dropout to set.
+    "bit_r50x1_jft": (7, 1e-3, "linear", 0.1, None),
+    "bit_r50x2_jft": (7, 1e-3, "linear", 0.1, None),
+    "bit_r101x1_jft": (7, 8e-4, "linear", 0.1, None),
+    "bit_r152x1_jft": (7, 6e-4, "linear", 0.1, None),
+    "bit_r152x2_jft": (7, 6e-4, "linear", 0.1, None),
+    "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
 }
 
 
@@ -51,8 +62,11 @@ def test_config_holds_the_paper_row(name):
         config.model.dropout,
     )
     assert row == TABLE_3[name]
-    size, patch = name.split("_")[1][0].upper(), name.split("_")[1][1:]
-    assert config.model.name == f"ViT-{size}/{patch}"
+    *hybrid, _, size, _ = name.upper().split("_")
+    if name.startswith("bit"):
+        assert config.model.name == f"BiT-{size.replace('X', 'x')}"
+    else:
+        assert config.model.name == "+".join([*hybrid, f"ViT-{size[0]}/{size[1:]}"])
 
 
 @pytest.mark.parametrize("name", TABLE_3)
@@ -62,7 +76,8 @@ def test_config_holds_what_all_rows_share(name):
     assert (config.batch_size, config.data.image_size, config.steps) == (4096, 224, None)
     assert (optimizer.name, optimizer.beta1, optimizer.beta2) == ("adam", 0.9, 0.999)
     assert (optimizer.warmup_steps, optimizer.clip_norm, optimizer.decay) == (10_000, 1.0, "kernels")
-    assert (config.loss.name, config.model.pre_logits) == ("sigmoid", True)
+    pre_logits = None if name.startswith("bit") else True
+    assert (config.loss.name, config.model.pre_logits) == ("sigmoid", pre_logits)
     assert config.model.head_bias == (0.0 if name.endswith("i1k") else -10.0)
     assert optimizer.end_learning_rate == (0.0 if name.endswith("i1k") else 1e-5)
 

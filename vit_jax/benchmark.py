@@ -5,7 +5,7 @@ load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, b
 """
 
 import multiprocessing
-import resource
+import os
 import statistics
 import tempfile
 import time
@@ -77,7 +77,8 @@ def load(runs: int = 5) -> None:
     """Prints how long `load_model` takes for each format, and how much memory besides the model.
 
     The file is read beside it the way its format is read otherwise, `np.load` or safetensors'
-    `load_file`; the two take turns, each in a process of its own, the file in the page cache.
+    `load_file`. The two take turns, each in a process of its own: cold, with the file on the disk
+    alone, and warm, with the file in the system's cache.
     """
     from vit_jax.interop.checkpoint import complete, save, skeleton
     from vit_jax.models import model_factory
@@ -88,22 +89,35 @@ def load(runs: int = 5) -> None:
     _, shapes = skeleton(factory.func, values)
     params = {path: rng.standard_normal(shape, np.float32) for path, shape in shapes.items()}
     size = sum(x.nbytes for x in params.values())
-    print(f"ViT-L/16, {size / 1e9:.2f} GB, {runs} turns; medians")
+    print(f"ViT-L/16, {size / 1e9:.2f} GB, medians of {runs} turns")
     with tempfile.TemporaryDirectory() as folder:
         for library, name in dict(google="model.npz", timm="timm", transformers="transformers").items():
             path = Path(folder) / name
             save(path, library, factory.func, values, params.__getitem__)
             file = path if path.is_file() else path / "model.safetensors"
-            turns = [(_alone(_read_arrays, file), _alone(_load_model, path)) for _ in range(runs)]
-            plain, ours = (
-                statistics.median(seconds for seconds, _ in side) for side in zip(*turns, strict=True)
-            )
-            beyond = statistics.median(peak for _, (_, peak) in turns) - size
-            ratio = statistics.median(second[0] / first[0] for first, second in turns)
-            print(
-                f"{library:13} read {plain:5.2f} s  load_model {ours:5.2f} s  ratio {ratio:4.2f}  "
-                f"memory beyond the model {beyond / 1e9:5.2f} GB, {beyond / size:.2f} of its size"
-            )
+            for state in ("cold", "warm"):
+                turns = []
+                for _ in range(runs):
+                    turn = []
+                    for task, place in ((_read_arrays, file), (_load_model, path)):
+                        if state == "cold":
+                            _forget(file)
+                        turn.append(_alone(task, place))
+                    turns.append(turn)
+                plain, ours = (statistics.median(turn[i][0] for turn in turns) for i in (0, 1))
+                ratio = statistics.median(turn[1][0] / turn[0][0] for turn in turns)
+                beyond = statistics.median(turn[1][1] for turn in turns) - size
+                print(
+                    f"{library:13}{state}  read {plain:5.2f} s  load_model {ours:5.2f} s  ratio {ratio:4.2f}  "
+                    f"memory beyond the model {beyond / 1e9:4.2f} GB, {beyond / size:.2f} of its size"
+                )
+
+
+def _forget(file: Path) -> None:
+    """Drops a file from the system's cache."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _alone(task: Callable[[Path], None], path: Path) -> tuple[float, int]:
@@ -118,12 +132,18 @@ def _measured(task: Callable, path: Path) -> tuple[float, int]:
     import vit_jax.load  # noqa: F401  (Imports are not what is measured.)
 
     jax.block_until_ready(jax.device_put(np.zeros(1)))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_memory()
     started = time.perf_counter()
     result = task(path)
     seconds = time.perf_counter() - started
     del result
-    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return seconds, _peak_memory() - before
+
+
+def _peak_memory() -> int:
+    """Bytes of this process at its largest, pages of mapped files among them."""
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 
 def _read_arrays(file: Path) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.files import transposed
+from vit_jax.interop.files import aligned_empty, transposed
 
 
 class Layout(NamedTuple):
@@ -74,9 +74,16 @@ class Entry(NamedTuple):
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Theirs as ours."""
         if self.axis is None:
-            return self.layout.back(arrays[0], self.shape)
-        shape = self.shape[: self.axis] + self.shape[self.axis + 1 :]
-        return np.stack([self.layout.back(array, shape) for array in arrays], self.axis)
+            array = self.layout.back(arrays[0], self.shape)
+            if array.flags.c_contiguous and array.flags.writeable:  # Not a view of the file.
+                return array
+            joined = aligned_empty(self.shape, np.float32)
+            joined[...] = array
+        else:
+            shape = self.shape[: self.axis] + self.shape[self.axis + 1 :]
+            joined = aligned_empty(self.shape, np.float32)
+            np.stack([self.layout.back(array, shape) for array in arrays], self.axis, out=joined)
+        return joined
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
         """What `split` would give, from the shape alone."""

@@ -45,8 +45,7 @@ class _OneKey:
 
 def abstract(build: Callable[..., nnx.Module]) -> nnx.Module:
     """The model that `build(rngs=...)` makes, with shapes in place of arrays."""
-    rngs = _OneKey()
-    return nnx.eval_shape(lambda: build(rngs=rngs))
+    return nnx.eval_shape(lambda: build(rngs=_OneKey()))
 
 
 def count_parameters(model: nnx.Module) -> int:

@@ -113,7 +113,7 @@ class Mlp(nnx.Module):
             self.fc1 = nnx.Linear(dim, hidden, kernel_init=_xavier, **values)
         self.fc2 = nnx.Linear(hidden, dim, kernel_init=_xavier, **values)
         self.kind, self.gelu = kind, gelu
-        self.dropout = nnx.Dropout(dropout)
+        self.dropout = dropout
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         x = self.fc1(x)
@@ -121,8 +121,7 @@ class Mlp(nnx.Module):
             x = nnx.silu(x[..., 0, :]) * x[..., 1, :]
         else:
             x = nnx.gelu(x, approximate=self.gelu == "tanh")
-        x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
-        return self.fc2(x)
+        return self.fc2(drop(x, self.dropout, rngs))
 
 
 class EncoderBlock(nnx.Module):
@@ -157,8 +156,7 @@ class EncoderBlock(nnx.Module):
         )
         self.norm2 = _layer_norm(dim, epsilon, dtype, rngs)
         self.mlp = Mlp(dim, hidden, kind=mlp, dropout=dropout, gelu=gelu, dtype=dtype, rngs=rngs)
-        self.dropout = nnx.Dropout(dropout)
-        self.stochastic_depth = stochastic_depth
+        self.dropout, self.stochastic_depth = dropout, stochastic_depth
         self.scaled = layer_scale is not None
         if self.scaled:
             self.scale1 = nnx.Param(jnp.full(dim, layer_scale))
@@ -167,18 +165,14 @@ class EncoderBlock(nnx.Module):
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, **positions) -> jax.Array:
         """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`."""
 
-        def drop(branch):
-            branch = self.dropout(branch, deterministic=rngs is None, rngs=rngs)
-            if rngs is None or not self.stochastic_depth:
-                return branch
-            keep = 1 - self.stochastic_depth
-            kept = jax.random.bernoulli(rngs.dropout(), keep, (len(x),) + (1,) * (x.ndim - 1))
-            return jnp.where(kept, branch / keep, 0)
+        def finish(branch, scale):
+            branch = branch * scale[...].astype(branch.dtype) if self.scaled else branch
+            branch = drop(branch, self.dropout, rngs)
+            return drop(branch, self.stochastic_depth, rngs, (len(x),) + (1,) * (x.ndim - 1))
 
-        branch = self.attention(self.norm1(x), **positions)
-        x = x + drop(branch * self.scale1[...].astype(branch.dtype) if self.scaled else branch)
-        branch = self.mlp(self.norm2(x), rngs)
-        return x + drop(branch * self.scale2[...].astype(branch.dtype) if self.scaled else branch)
+        scale1, scale2 = (self.scale1, self.scale2) if self.scaled else (None, None)
+        x = x + finish(self.attention(self.norm1(x), **positions), scale1)
+        return x + finish(self.mlp(self.norm2(x), rngs), scale2)
 
 
 class AxialBlock(nnx.Module):
@@ -393,7 +387,7 @@ class ViT(nnx.Module):
             self.register_tokens = nnx.Param(
                 nnx.initializers.normal(0.02)(rngs.params(), (1, registers, dim))
             )
-        self.dropout = nnx.Dropout(dropout)
+        self.dropout = dropout
 
         offsets = 0
         if position == "relative":
@@ -434,8 +428,7 @@ class ViT(nnx.Module):
         Args:
           rngs: a `dropout` stream; with it the call is a training call.
         """
-        x = self.embed(images)
-        x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
+        x = drop(self.embed(images), self.dropout, rngs)
         x = self.norm(self.encode(x, rngs))
         return self.classify(x)
 
@@ -492,6 +485,14 @@ class ViT(nnx.Module):
         if self.distillation_head is not None:
             logits = (logits + self.distillation_head(x[:, 1])) / 2
         return logits
+
+
+def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
+    """Zeros in place of a share of the values, the others enlarged; `shape` says which fall together."""
+    if rngs is None or not rate:
+        return x
+    kept = jax.random.bernoulli(rngs.dropout(), 1 - rate, shape or x.shape)
+    return jnp.where(kept, x / (1 - rate), 0)
 
 
 def _layer_norm(dim, epsilon, dtype, rngs):

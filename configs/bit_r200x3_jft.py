@@ -1,0 +1,18 @@
+"""BiT-R200x3 on JFT-300M: the paper's pre-training (table 3).
+
+--config.data.path=NAME gives your own data set, prepared for TFDS, with its labels in
+the feature --config.data.label_key.
+
+python -m vit_jax.main --config=configs/bit_r200x3_jft.py --workdir=DIR
+"""
+
+from vit_jax.config import choose
+from vit_jax.recipes import jft
+
+
+def get_config(argument=None):
+    config = jft("BiT-R200x3")
+    # Unpublished: table 6 has this run, table 3 has no rate for it; 6e-4 is that of R152.
+    config.epochs = 14.0
+    config.optimizer.learning_rate = 6e-4
+    return choose(config, argument)

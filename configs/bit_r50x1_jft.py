@@ -1,0 +1,17 @@
+"""BiT-R50x1 on JFT-300M: the paper's pre-training (table 3).
+
+--config.data.path=NAME gives your own data set, prepared for TFDS, with its labels in
+the feature --config.data.label_key.
+
+python -m vit_jax.main --config=configs/bit_r50x1_jft.py --workdir=DIR
+"""
+
+from vit_jax.config import choose
+from vit_jax.recipes import jft
+
+
+def get_config(argument=None):
+    config = jft("BiT-R50x1")
+    config.epochs = 7.0
+    config.optimizer.learning_rate = 1e-3
+    return choose(config, argument)
