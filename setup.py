@@ -18,7 +18,15 @@ setup(
     python_requires=">=3.11,<3.14",
     install_requires=requirements,
     extras_require={
-        "test": ["pytest>=8,<10", "hypothesis>=6,<7", "ruff==0.17.5", "pre-commit>=4,<5"],
+        "test": [
+            "pytest>=8,<10",
+            "pytest-xdist>=3,<4",
+            "hypothesis>=6,<7",
+            "ruff==0.17.5",
+            "pre-commit>=4,<5",
+        ],
+        # Whose checkpoints are read and written; the tests that compare with them are skipped without.
+        "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         "cuda": ["jax[cuda12]>=0.10.2,<0.13"],
     },

@@ -8,7 +8,9 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError
+from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.training.loop import train
+from vit_jax.training.workdir import model_arguments
 
 FOLDER = Path(__file__).parents[1] / "configs"
 FILES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -83,6 +85,18 @@ def test_config_holds_what_all_rows_share(name):
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_config_describes_a_model(name):
+    config = load(name)
+    configs.check(config)
+    factory = model_factory(num_classes=10, **model_arguments(config))
+    assert count_parameters(abstract(factory)) > 1000
+
+
+# One of each data set and of each kind of model; the others differ from them in sizes and numbers.
+SMOKE = ("quickstart", "vit_b16_i1k", "vit_h14_i21k", "vit_l32_jft", "r50_vit_b16_jft", "bit_r50x1_jft")
+
+
+@pytest.mark.parametrize("name", SMOKE)
 def test_smoke_runs(name, tmp_path, capsys):
     config = load(name, "smoke")
     configs.check(config)

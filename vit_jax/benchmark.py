@@ -107,9 +107,9 @@ def load(runs: int = 5) -> None:
                 plain, ours = (statistics.median(turn[i][0] for turn in turns) for i in (0, 1))
                 ratio = statistics.median(turn[1][0] / turn[0][0] for turn in turns)
                 beyond = statistics.median(turn[1][1] for turn in turns) - size
+                times = f"read {plain:5.2f} s, load_model {ours:5.2f} s, ratio {ratio:4.2f}"
                 print(
-                    f"{library:13}{state}  read {plain:5.2f} s  load_model {ours:5.2f} s  ratio {ratio:4.2f}  "
-                    f"memory beyond the model {beyond / 1e9:4.2f} GB, {beyond / size:.2f} of its size"
+                    f"{library:13}{state}  {times}; memory beyond the model {beyond / size:4.2f} x its size"
                 )
 
 

@@ -12,28 +12,42 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.files import aligned_empty, transposed
+from vit_jax.interop.files import aligned_empty, transpose_into
 
 
 class Layout(NamedTuple):
     """A change of layout that loses nothing."""
 
-    there: Callable  # Our array to theirs.
-    back: Callable  # Their array and our shape to ours.
+    there: Callable[[np.ndarray], np.ndarray]  # Our array to theirs.
+    back: Callable[[np.ndarray, np.ndarray], None]  # Their array into ours.
 
 
-SAME = Layout(lambda x: x, lambda y, shape: y)
+def _layout(there: Callable, view: Callable) -> Layout:
+    """From what makes of their array a view with the shape of ours."""
+
+    def back(theirs, ours):
+        ours[...] = view(theirs, ours.shape)
+
+    return Layout(there, back)
+
+
+SAME = _layout(lambda x: x, lambda y, shape: y)
 # PyTorch's [out, in]: of ours the last axis is out, or all but the first.
-LINEAR = Layout(lambda x: x.reshape(len(x), -1).T, lambda y, shape: transposed(y).reshape(shape))
+LINEAR = Layout(
+    lambda x: x.reshape(len(x), -1).T, lambda y, ours: transpose_into(ours.reshape(len(ours), -1), y)
+)
 # Attention's [heads, head_dim, dim], whose inputs are the first two axes.
-LINEAR_OUT = Layout(lambda x: x.reshape(-1, x.shape[-1]).T, lambda y, shape: transposed(y).reshape(shape))
-FLAT = Layout(lambda x: x.reshape(-1), lambda y, shape: y.reshape(shape))
-CONV = Layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2, 3, 1, 0))
+LINEAR_OUT = Layout(
+    lambda x: x.reshape(-1, x.shape[-1]).T,
+    lambda y, ours: transpose_into(ours.reshape(-1, ours.shape[-1]), y),
+)
+FLAT = _layout(lambda x: x.reshape(-1), lambda y, shape: y.reshape(shape))
+CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2, 3, 1, 0))
 # A dense layer as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
-LINEAR_CONV = Layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
-DENSE_CONV = Layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
+LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
+DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
 # Google's group norms.
-CHANNELS = Layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
+CHANNELS = _layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
 
 
 class Rule(NamedTuple):
@@ -73,16 +87,14 @@ class Entry(NamedTuple):
 
     def join(self, arrays: list[np.ndarray]) -> np.ndarray:
         """Theirs as ours."""
+        if self.layout is SAME and self.axis is None and arrays[0].flags.writeable:
+            return arrays[0]  # Read into memory of its own already.
+        joined = aligned_empty(self.shape, np.float32)
         if self.axis is None:
-            array = self.layout.back(arrays[0], self.shape)
-            if array.flags.c_contiguous and array.flags.writeable:  # Not a view of the file.
-                return array
-            joined = aligned_empty(self.shape, np.float32)
-            joined[...] = array
+            self.layout.back(arrays[0], joined)
         else:
-            shape = self.shape[: self.axis] + self.shape[self.axis + 1 :]
-            joined = aligned_empty(self.shape, np.float32)
-            np.stack([self.layout.back(array, shape) for array in arrays], self.axis, out=joined)
+            for part, array in enumerate(arrays):
+                self.layout.back(array, joined[(slice(None),) * self.axis + (part,)])
         return joined
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
