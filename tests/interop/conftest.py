@@ -17,14 +17,20 @@ def timm(torch):
     """timm; the test is skipped where it is not installed."""
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("timm needs torchvision")
+    name_missing_operators(torch)
+    return pytest.importorskip("timm")
+
+
+def name_missing_operators(torch) -> None:
+    """Lets timm be imported where a torchvision built for CUDA lies beside a torch for CPUs.
+
+    Its compiled operators are missing then. timm uses none of them, but their names must exist.
+    """
     if not torch.cuda.is_available():
-        # A torchvision built for CUDA lacks its compiled operators beside a torch for CPUs. timm uses
-        # none of them, but their names must exist for it to be imported.
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             with contextlib.suppress(RuntimeError):  # It is there.
                 library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return pytest.importorskip("timm")
 
 
 @pytest.fixture(scope="session")

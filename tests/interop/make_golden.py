@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import timm
 import torch
 import transformers
-from test_parity import randomise, torch_logits  # Needs timm importable.
+from conftest import name_missing_operators
+from test_parity import randomise, torch_logits
 
 FOLDER = Path(__file__).parent / "golden"
 SIZE = dict(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0, num_classes=5)
@@ -71,6 +71,9 @@ def big_vision_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def main():
+    name_missing_operators(torch)
+    import timm
+
     def folder(name):
         shutil.rmtree(FOLDER / name, ignore_errors=True)
         (FOLDER / name).mkdir(parents=True)

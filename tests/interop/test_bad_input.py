@@ -241,6 +241,8 @@ def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
         ("google", dict(qk_norm=True), "no place for blocks/00/attention/key_norm"),
         ("google", dict(position="relative"), "no place for .*relative_embedding"),
         ("google", dict(image_size=(32, 128)), "image_size=32x128"),
+        ("google", dict(mlp="swiglu"), "no mlp='swiglu'"),
+        ("google", dict(rope=True), "cannot say rope=True$"),
         ("timm", dict(pre_logits=True), "no place for pre_logits.*--pre_logits=false"),
         ("timm", dict(norm_epsilon=1e-12), "no norm_epsilon=1e-12"),
         ("timm", dict(distillation="token"), "has two heads"),

@@ -38,6 +38,8 @@ _MODULES = {"google": google, "timm": timm, "transformers": transformers}
 
 # Arguments that change nothing in what a trained model computes.
 _TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "layer_scale", "dtype"}
+# Those that a user may change so that a format can say them.
+_FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
 class Checkpoint(NamedTuple):
@@ -303,9 +305,10 @@ def _compare(written: Checkpoint, library: str, model: type, values: dict, read)
     }
     if read_as:
         flags = " ".join(f"--{name}={_flag(value)}" for name, value in read_as.items())
+        remedy = f"; if what it would be read as is meant, ask for that: {flags}"
         raise UserError(
-            f"{library} cannot say {', '.join(f'{name}={_flag(values[name])}' for name in read_as)}; "
-            f"if what it would be read as is meant, ask for that: {flags}"
+            f"{library} cannot say {', '.join(f'{name}={_flag(values[name])}' for name in read_as)}"
+            + (remedy if read_as.keys() <= _FLAGS else "")
         )
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):

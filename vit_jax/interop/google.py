@@ -138,4 +138,10 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
 
 
 def config(model: type, values: dict) -> None:
-    """An npz file says no more than its arrays."""
+    """An npz file says no more than its arrays.
+
+    Raises:
+      UserError: the arrays would be taken for those of another model.
+    """
+    if values.get("mlp") == "swiglu":
+        raise UserError("Google's npz has no mlp='swiglu'")
