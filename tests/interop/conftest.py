@@ -27,10 +27,11 @@ def name_missing_operators(torch) -> None:
     Its compiled operators are missing then. timm uses none of them, but their names must exist.
     """
     if not torch.cuda.is_available():
-        library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             with contextlib.suppress(RuntimeError):  # It is there.
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                torch.library.define(
+                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
 
 
 @pytest.fixture(scope="session")
