@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> None:
     print(checkpoint.describe())
     values, sources, done = fit(checkpoint, changes)
     library = flags.FLAGS.to or _library(destination, checkpoint, values)
+    if destination.suffix != (".npz" if library == "google" else ""):
+        raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")
     written = save(destination, library, checkpoint.model, values, lambda path: sources[path]())
     for line in _mapping(checkpoint.mapped, written):
         print(line)
@@ -61,8 +63,6 @@ def _library(destination: Path, checkpoint: Checkpoint, values: dict) -> str:
     """The format that a destination means."""
     if destination.suffix == ".npz":
         return "google"
-    if destination.suffix:
-        raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder")
     hybrid = checkpoint.model is ViT and values["resnet_blocks"] is not None
     return "timm" if hybrid else "transformers"
 

@@ -279,3 +279,42 @@ def test_a_write_that_fails_leaves_nothing(model, tmp_path):
     with pytest.raises(UserError):
         save(tmp_path / "out", "timm", *described(NAME, **SMALL), values.get)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (dict(image_size=0), "image_size is .* must be pixels above 0"),
+        (dict(image_size="96"), "image_size is '96'"),
+        (dict(image_size=(64,)), "image_size is"),
+        (dict(num_classes=-1), "num_classes is -1 and must be a whole number, at least 0"),
+        (dict(num_classes="10"), "num_classes is '10'"),
+        (dict(heads=0), "heads is 0"),
+        (dict(dtype="x"), "dtype is 'x'"),
+        (dict(dropuot=0.1), "has no argument 'dropuot'"),
+    ],
+)
+def test_argument_that_no_model_can_have_is_named(changes, match, npz):
+    refused(npz, match, **changes)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(architecture=5),
+        dict(model_args=[1]),
+        dict(model_args=dict(img_size="x")),
+        dict(model_args=dict(num_heads="3")),
+        dict(pretrained_cfg=dict(input_size=7)),
+    ],
+)
+def test_config_with_values_of_another_kind_is_refused(config, folder):
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, "")
+
+
+def test_a_config_cannot_ask_for_more_layers_than_there_are_tensors(tmp_path):
+    save_file({"bit.norm.weight": np.zeros(3, np.float32)}, tmp_path / "model.safetensors")
+    claim = dict(model_type="bit", depths=[10**6], embedding_size=64)
+    (tmp_path / "config.json").write_text(json.dumps(claim))
+    refused(tmp_path, "is said to have 1,000,000 layers, but has 1 tensors")

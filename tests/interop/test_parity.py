@@ -5,6 +5,7 @@ import pytest
 from helpers import logits_of, random_images, random_model, write
 
 import vit_jax
+from vit_jax.errors import UserError
 
 TOLERANCE = 2e-5
 
@@ -30,15 +31,15 @@ def randomise(torch, model):
 
 VITS = {
     "ViT-Ti/16": ("vit_tiny_patch16_224", dict(size=224)),
-    "ViT-Ti/16 at 384": ("vit_tiny_patch16_224", dict(size=384)),
+    "ViT-Ti/16 at 96": ("vit_tiny_patch16_224", dict(size=96)),
     "ViT-S/32": ("vit_small_patch32_224", dict(size=224)),
-    "ViT-S/32 at 384": ("vit_small_patch32_224", dict(size=384)),
+    "ViT-S/32 at 96": ("vit_small_patch32_224", dict(size=96)),
     "ViT-B/16": ("vit_base_patch16_224", dict(size=224)),
-    "ViT-B/16 at 160": ("vit_base_patch16_224", dict(size=160)),
+    "ViT-B/16 at 96": ("vit_base_patch16_224", dict(size=96)),
     "DeiT-Ti distilled": ("deit_tiny_distilled_patch16_224", dict(size=224)),
-    "DeiT-Ti distilled at 160": ("deit_tiny_distilled_patch16_224", dict(size=160)),
+    "DeiT-Ti distilled at 96": ("deit_tiny_distilled_patch16_224", dict(size=96)),
     "R26+ViT-S/32": ("vit_small_r26_s32_224", dict(size=224)),
-    "R26+ViT-S/32 at 160": ("vit_small_r26_s32_224", dict(size=160)),
+    "R26+ViT-S/32 at 96": ("vit_small_r26_s32_224", dict(size=96)),
     "R+ViT-Ti/16": ("vit_tiny_r_s16_p8_224", dict(size=224)),
     "gap": ("vit_tiny_patch16_224", dict(size=160, global_pool="avg", class_token=False, fc_norm=False)),
     "map, QK-norm": (
@@ -49,6 +50,9 @@ VITS = {
     "LayerScale": ("vit_tiny_patch16_224", dict(size=160, init_values=1e-5)),
     "tanh GELU, one channel": ("vit_tiny_patch16_224", dict(size=160, act_layer="gelu_tanh", in_chans=1)),
     "not square": ("vit_tiny_patch16_224", dict(size=(96, 288))),
+    # With the class token its table has 5 x 5 rows.
+    "not square, as if": ("vit_tiny_patch16_224", dict(size=(64, 96))),
+    "registers with positions": ("vit_tiny_patch16_224", dict(size=96, reg_tokens=3)),
     "SwiGLU": ("vit_giant_patch14_dinov2", dict(size=70, embed_dim=192, depth=2, num_heads=3)),
 }
 
@@ -65,6 +69,50 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
     np.testing.assert_allclose(
         logits_of(ours, images), torch_logits(torch, theirs, images), rtol=0, atol=TOLERANCE
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("vit_tiny_patch16_224", dict(act_layer="relu"), "act_layer='relu' is not read"),
+        ("vit_tiny_patch16_224", dict(global_pool="avg"), "global_pool='avg' is not read|fc_norm"),
+        (
+            "vit_tiny_patch16_224",
+            dict(global_pool="max", class_token=False, fc_norm=False),
+            "global_pool='max'",
+        ),
+        ("vit_tiny_patch16_224", dict(reg_tokens=2, pool_include_prefix=True), "pool_include_prefix=True"),
+        ("vit_tiny_patch16_224", dict(qkv_bias=False), r"lacks blocks\.0\.attn\.qkv\.bias"),
+        ("vit_base_patch16_clip_224", dict(depth=1), "is not read"),
+        ("convnext_atto", {}, "not the tensors of a ViT or BiT"),
+    ],
+)
+def test_timm_model_that_computes_otherwise_is_refused(name, options, message, torch, timm, tmp_path):
+    theirs = timm.create_model(name, num_classes=7, **options)
+    timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
+    with pytest.raises(UserError, match=message):
+        vit_jax.load_model(tmp_path, say=str)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("ViT", dict(qkv_bias=False), "qkv_bias=False is not read"),
+        ("ViT", dict(hidden_act="relu"), "'relu' is not read"),
+        ("Bit", dict(num_groups=16), "num_groups=16 is not read"),
+        ("Bit", dict(layer_type="bottleneck"), "layer_type='bottleneck' is not read"),
+        ("Bit", dict(output_stride=16), "output_stride=16 is not read"),
+    ],
+)
+def test_transformers_model_that_computes_otherwise_is_refused(
+    kind, options, message, torch, transformers, tmp_path
+):
+    sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64)
+    sizes = sizes if kind == "ViT" else dict(depths=[1, 1], hidden_sizes=[256, 512])
+    config = getattr(transformers, f"{kind}Config")(**sizes, **options)
+    getattr(transformers, f"{kind}ForImageClassification")(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        vit_jax.load_model(tmp_path, say=str)
 
 
 @pytest.mark.parametrize("size", [224, 160])

@@ -72,3 +72,12 @@ def test_a_model_without_class_token_drops_its_row(tmp_path):
     before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
     np.testing.assert_array_equal(after, before[:, 1:])
     assert "dropped: cls" in said
+
+
+def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path):
+    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    model = random_model("ViT-Ti/16", distillation="heads", **arguments)
+    write(model, tmp_path / "model", "timm", "ViT-Ti/16", distillation="heads", **arguments)
+    loaded = vit_jax.load_model(tmp_path / "model", distillation="none", say=str)
+    before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
+    np.testing.assert_array_equal(after, np.delete(before, 1, axis=1))

@@ -38,6 +38,9 @@ _MODULES = {"google": google, "timm": timm, "transformers": transformers}
 
 # Arguments that change nothing in what a trained model computes.
 _TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "layer_scale", "dtype"}
+# What names, shapes and values of an unexpected kind lead to.
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
 # Those that a user may change so that a format can say them.
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
@@ -51,7 +54,8 @@ class Checkpoint(NamedTuple):
     arguments: dict[str, Any]  # Of the model, all that the checkpoint determines.
     shapes: dict[str, tuple[int, ...]]  # Of each parameter, by our path.
     read: Callable[[str], np.ndarray]  # The parameter of a path, in our layout.
-    mapped: list[Entry]  # Empty for our own checkpoints.
+    mapped: list[Entry] = []  # Empty for our own checkpoints.
+    assumed: str = ""  # What the files do not say, in words.
 
     def describe(self) -> str:
         """One line."""
@@ -61,6 +65,7 @@ class Checkpoint(NamedTuple):
         return (
             f"{model_name(self.model, self.arguments)} of {self.library} ({self.place}): "
             f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels, {head}"
+            + (f"; assumed: {self.assumed}" if self.assumed else "")
         )
 
 
@@ -84,19 +89,29 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
             raise UserError(f"{path} is of Transformers, which needs the config.json of its model beside it")
     else:
         library, module = "timm", timm
-    tensors = module.rename(tensors, config)
-    model, values = module.arguments(tensors, config, image_size)
-    values = complete(model, values)
-    _, shapes = skeleton(model, values)
-    mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
-    _check(path, mapped, tensors)
+    try:
+        tensors = module.rename(tensors, config)
+        model, values, assumed = module.arguments(tensors, config, image_size)
+        values = complete(model, values)
+        layers = values.get("depth", 0) + sum(values["resnet_blocks"] or ())
+        if layers > len(tensors):
+            raise UserError(f"{path} is said to have {layers:,} layers, but has {len(tensors):,} tensors")
+        _, shapes = skeleton(model, values)
+        mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
+        _check(path, mapped, tensors)
+    except UserError:
+        raise
+    except _MALFORMED as error:
+        raise UserError(
+            f"{path} does not describe a model that is read ({type(error).__name__}: {error})"
+        ) from error
     by_path = {entry.path: entry for entry in mapped}
 
     def read(wanted: str) -> np.ndarray:
         entry = by_path[wanted]
         return entry.join([tensors[name].read() for name in entry.names])
 
-    return Checkpoint(str(path), LIBRARIES[library], model, values, shapes, read, mapped)
+    return Checkpoint(str(path), LIBRARIES[library], model, values, shapes, read, mapped, assumed)
 
 
 def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
@@ -106,7 +121,7 @@ def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
     if path.suffix != ".npz" and (folder / "config.json").is_file():
         try:
             config = json.loads((folder / "config.json").read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
         if not isinstance(config, dict):
             raise UserError(f"{folder / 'config.json'} is not the description of a model")
@@ -140,14 +155,36 @@ def _check(path: Path, mapped: list[Entry], tensors: dict[str, Tensor]) -> None:
 
 
 def complete(model: type, values: dict) -> dict:
-    """All arguments of a model but its keys, those not given as their defaults, sizes as pairs."""
+    """All arguments of a model but its keys, those not given as their defaults, sizes as pairs.
+
+    Raises:
+      UserError: a size that is none.
+    """
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(model.__init__).parameters.items()
         if parameter.default is not parameter.empty
     }
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in (defaults | values).items()}
     size = values["image_size"]
-    return defaults | values | dict(image_size=(size, size) if isinstance(size, int) else tuple(size))
+    values["image_size"] = size = (size, size) if isinstance(size, int) else size
+    if not (isinstance(size, tuple) and len(size) == 2 and all(_is_int(side, 1) for side in size)):
+        raise UserError(f"image_size is {size!r} and must be pixels above 0, or (height, width)")
+    for name, least in dict.fromkeys(_SIZES, 1).items() | {("num_classes", 0), ("registers", 0)}:
+        if name in values and not _is_int(values[name], least):
+            raise UserError(f"{name} is {values[name]!r} and must be a whole number, at least {least}")
+    if values["dtype"] not in ("float32", "bfloat16"):
+        raise UserError(f"dtype is {values['dtype']!r} and must be float32 or bfloat16")
+    if not all(_is_int(count, 1) for count in values["resnet_blocks"] or ()):
+        raise UserError(f"resnet_blocks is {values['resnet_blocks']!r} and must be units in each stage")
+    return values
+
+
+_SIZES = ("patch_size", "channels", "dim", "depth", "hidden", "heads", "resnet_width")
+
+
+def _is_int(value, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def skeleton(model: type, values: dict) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
@@ -216,8 +253,8 @@ def fit(checkpoint: Checkpoint, changes: dict) -> tuple[dict[str, Any], dict[str
         elif found == shape and (old == new or not _is_table(path)):
             sources[path] = functools.partial(checkpoint.read, path)
         elif found and _is_table(path):
-            special = [(v["pooling"] == "cls") + (v["distillation"] != "none") for v in (known, values)]
-            sources[path] = functools.partial(_resized, checkpoint.read, path, old, new, *special)
+            rows = [_special(v) for v in (known, values)]
+            sources[path] = functools.partial(_resized, checkpoint.read, path, old, new, *rows)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
         elif found:
             raise UserError(
@@ -240,13 +277,21 @@ def _grid(model: type, values: dict) -> tuple[int, int] | None:
     return tuple(side // stride for side in values["image_size"])
 
 
-def _resized(read, path, old, new, old_special, new_special) -> np.ndarray:
+def _special(values: dict) -> list[str]:
+    """The tokens before the patches."""
+    tokens = dict(cls=values["pooling"] == "cls", distillation=values["distillation"] != "none")
+    return [token for token, present in tokens.items() if present]
+
+
+def _resized(read, path, old, new, old_special: list[str], new_special: list[str]) -> np.ndarray:
     table, kind = np.asarray(read(path)), path.split("/")[-1]
     if kind != "table":
         return resize_axis(table, new[kind == "x"])
-    if new_special > old_special:
-        raise UserError(f"{path} has no row for the class token that the model asked for has")
-    return resize_positions(table[:, old_special - new_special :], old, new, new_special)
+    if missing := [token for token in new_special if token not in old_special]:
+        raise UserError(f"{path} has no row for the {missing[0]} token that the model asked for has")
+    kept = [old_special.index(token) for token in new_special]
+    table = np.concatenate([table[:, kept], table[:, len(old_special) :]], axis=1)
+    return resize_positions(table, old, new, len(new_special))
 
 
 def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> nnx.Module:

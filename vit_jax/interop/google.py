@@ -92,7 +92,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     return renamed
 
 
-def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict]:
+def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict, str]:
     """The model that tensors (renamed) belong to, with the size of its images; see `image_size_of`."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     units = {}
@@ -103,12 +103,16 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
     blocks = tuple(units[stage] for stage in sorted(units))
     try:
         if root := shapes.get("resnet/root_block/standardized_conv2d/kernel"):
-            return BiT, dict(
-                image_size=image_size or 224,
-                channels=root[2],
-                num_classes=shapes.get("resnet/head/conv2d/bias", (0,))[0],
-                resnet_blocks=blocks,
-                resnet_width=root[3] // 64,
+            return (
+                BiT,
+                dict(
+                    image_size=image_size or 224,
+                    channels=root[2],
+                    num_classes=shapes.get("resnet/head/conv2d/bias", (0,))[0],
+                    resnet_blocks=blocks,
+                    resnet_width=root[3] // 64,
+                ),
+                "",
             )
         patch, _, inputs, dim = shapes["embedding/kernel"]
         root = shapes.get("conv_root/kernel")
@@ -134,7 +138,7 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             f"unknown shape among {len(shapes)} arrays such as {min(shapes, default='none')!r}"
         ) from error
     rows = shapes[_POSITIONS][1] if _POSITIONS in shapes else None
-    return ViT, values | dict(image_size=image_size_of(values, rows, None, image_size))
+    return ViT, values | dict(image_size=image_size_of(values, rows, None, image_size)), ""
 
 
 def config(model: type, values: dict) -> None:

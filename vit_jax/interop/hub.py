@@ -25,11 +25,7 @@ def download(address: str) -> Path:
         raise UserError(f"{address!r} is not of the form hf://owner/name or hf://owner/name@revision")
     name, revision = match.groups()
     try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json"],
-        )
+        folder = snapshot_download(name, revision=revision, allow_patterns=_FILES)
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         raise UserError(f"cannot fetch {address}: {str(error).strip().splitlines()[0]}") from error
     return Path(folder)

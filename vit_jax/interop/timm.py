@@ -5,7 +5,6 @@ A folder with both files is what `timm.create_model("local-dir:FOLDER", pretrain
 
 import math
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from vit_jax.interop.files import Tensor
 from vit_jax.interop.layout import CONV, FLAT, LINEAR, LINEAR_CONV, LINEAR_OUT, SAME, Rule
 from vit_jax.interop.positions import image_size_of
 from vit_jax.models import SIZES, BiT, ViT
+from vit_jax.models.resnet import resnet_stride
 
 _WEIGHTS = (("scale", "weight"), ("bias", "bias"))
 _UNIT = r"resnet/stages/(\d+)/(\d+)/"
@@ -93,44 +93,59 @@ def rules(model: type, values: dict) -> tuple[Rule, ...]:
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The same tensors, the position table with rows for class and distillation token and no others."""
+    """The same tensors, the position table with rows for class and distillation token and no others.
+
+    What positions a table has for registers is added to these, which comes to the same.
+    """
     table = tensors.get("pos_embed")
-    if table is None or len(table.shape) != 3:
+    if table is None or len(table.shape) != 3 or "patch_embed.proj.weight" not in tensors:
         return tensors
     special = ("cls_token" in tensors) + ("dist_token" in tensors)
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     _, rows, dim = table.shape
-
-    def square(patches):
-        return math.isqrt(patches) ** 2 == patches
-
-    patches_alone = (config.get("model_args") or {}).get("no_embed_class")
-    if patches_alone is None:
-        patches_alone = square(rows) and not square(rows - special - registers)
-    if patches_alone:
-        read, rows = _padded(table, special), rows + special
-    elif registers:
-        read, rows = _without(table, special, registers), rows - registers
-    else:
+    if _patches_alone(tensors, config, rows, special + registers):
+        padded = Tensor((1, rows + special, dim), table.dtype, lambda: _padded(table, special))
+        return tensors | {"pos_embed": padded}
+    if not registers:
         return tensors
-    return tensors | {"pos_embed": Tensor((1, rows, dim), table.dtype, read)}
+    token, own = tensors["reg_token"], np.s_[special : special + registers]
+    return tensors | {
+        "pos_embed": Tensor(
+            (1, rows - registers, dim), table.dtype, lambda: np.delete(table.read(), own, axis=1)
+        ),
+        "reg_token": Tensor(token.shape, token.dtype, lambda: token.read() + table.read()[:, own]),
+    }
 
 
-def _padded(table: Tensor, special: int) -> Callable[[], np.ndarray]:
+def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
+    """Whether a position table has rows for patches only: by what is said, else by what is square."""
+    said = (config.get("model_args") or {}).get("no_embed_class")
+    if said is not None:
+        return bool(said)
+    if size := _stated_size(config):
+        stride = tensors["patch_embed.proj.weight"].shape[-1] * _trunk_stride(tensors)
+        patches = (size[0] // stride) * (size[1] // stride)
+        if patches in (rows, rows - others):
+            return patches == rows
+    return math.isqrt(rows) ** 2 == rows and math.isqrt(rows - others) ** 2 != rows - others
+
+
+def _trunk_stride(tensors: dict) -> int:
+    trunk = any(name.startswith("patch_embed.backbone.") for name in tensors)
+    return resnet_stride(_blocks(tensors) if trunk else None)
+
+
+def _stated_size(config: dict) -> tuple[int, int] | None:
+    """Size of the images in a `config.json`."""
+    size = (config.get("model_args") or {}).get("img_size")
+    if size is None:
+        size = ((config.get("pretrained_cfg") or {}).get("input_size") or [None])[1:] or None
+    return (size, size) if isinstance(size, int) else size and tuple(size)
+
+
+def _padded(table: Tensor, special: int) -> np.ndarray:
     """A table of patches alone, with zeros for the special tokens."""
-    return lambda: np.pad(table.read(), ((0, 0), (special, 0), (0, 0)))
-
-
-def _without(table: Tensor, special: int, registers: int) -> Callable[[], np.ndarray]:
-    """A table without its registers' rows, which ours have none of."""
-
-    def read():
-        values = table.read()
-        if np.any(values[:, special : special + registers]):
-            raise UserError("the register tokens of this checkpoint have positions, which ours have not")
-        return np.delete(values, np.s_[special : special + registers], axis=1)
-
-    return read
+    return np.pad(table.read(), ((0, 0), (special, 0), (0, 0)))
 
 
 def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
@@ -144,22 +159,19 @@ def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np
     return tensors | {"pos_embed": table}
 
 
-def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict]:
+def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict, str]:
     """The model that tensors (renamed) and a `config.json` (or {}) belong to; see `image_size_of`.
 
     What neither says is timm's default: exact GELU, layer norms with 1e-6.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given = config.get("model_args") or {}
-    architecture = config.get("architecture", "")
-    if unknown := [word for word in ("quickgelu", "clip", "siglip", "rope", "swin") if word in architecture]:
-        raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({unknown[0]})")
-    stated = given.get("img_size")
-    stated = (stated, stated) if isinstance(stated, int) else stated and tuple(stated)
+    _refuse_unread(config, given, shapes)
+    stated = _stated_size(config)
     blocks = _blocks(shapes)
     try:
         if root := shapes.get("stem.conv.weight"):
-            return BiT, dict(
+            values = dict(
                 image_size=stated or image_size or 224,
                 channels=root[1],
                 num_classes=shapes.get("head.fc.bias", (0,))[0],
@@ -167,12 +179,16 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
                 resnet_width=root[0] // 64,
                 resnet_epsilons="timm",
             )
+            return BiT, values, ""
         dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
         root = shapes.get("patch_embed.backbone.stem.conv.weight") or shapes.get(
             "patch_embed.backbone.conv.weight"
         )
         depth = sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes)
         hidden = shapes["blocks.0.mlp.fc2.weight"][1]
+        distillation = "none"
+        if "dist_token" in shapes:
+            distillation = "heads" if "head_dist.bias" in shapes else "token"
         values = dict(
             patch_size=patch,
             channels=root[1] if root else inputs,
@@ -182,14 +198,10 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             dim=dim,
             depth=depth,
             hidden=hidden,
-            heads=given.get("num_heads") or _heads(shapes, dim, depth),
+            heads=given.get("num_heads") or _heads(config, shapes, dim, depth),
             num_classes=shapes.get("head.bias", (0,))[0],
             pooling="map" if "attn_pool.latent" in shapes else "cls" if "cls_token" in shapes else "gap",
-            distillation="none"
-            if "dist_token" not in shapes
-            else "heads"
-            if "head_dist.bias" in shapes
-            else "token",
+            distillation=distillation,
             registers=shapes["reg_token"][1] if "reg_token" in shapes else 0,
             mlp="swiglu" if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * hidden else "gelu",
             gelu="tanh" if given.get("act_layer") == "gelu_tanh" else "erf",  # Unused in a gated layer.
@@ -202,10 +214,46 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             f"these are not the tensors of a ViT or BiT of timm's: {error} is missing or of an unknown "
             f"shape among {len(shapes)} tensors such as {min(shapes, default='none')!r}"
         ) from error
-    if given.get("global_pool") == "avg" and values["pooling"] == "cls":
-        raise UserError("this checkpoint averages tokens beside a class token (timm's global_pool='avg')")
     rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
-    return ViT, values | dict(image_size=image_size_of(values, rows, stated, image_size))
+    gelu = dict(erf="exact GELU", tanh="tanh GELU")[values["gelu"]]
+    assumed = "" if config else f"{values['heads']} heads and {gelu}, as there is no config.json"
+    return ViT, values | dict(image_size=image_size_of(values, rows, stated, image_size)), assumed
+
+
+# Arguments that change the model in ways which its tensors do not show, and what they may be.
+_ONLY = {
+    "act_layer": (None, "gelu", "gelu_tanh"),
+    "global_pool": (None, "token", "avg", "map"),
+    "fc_norm": (None, False),
+    "final_norm": (True,),
+    "norm_layer": (None,),
+    "embed_norm_layer": (None,),
+    "pos_embed": ("learn", "none", ""),
+}
+_SHOWN = (
+    *("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "in_chans", "num_classes"),
+    *("class_token", "init_values", "qkv_bias", "qk_norm", "reg_tokens", "no_embed_class", "proj_bias"),
+    *("weight_init", "fix_init", "dynamic_img_size", "strict_img_size", "layers", "width_factor"),
+)
+
+
+def _refuse_unread(config: dict, given: dict, shapes: dict) -> None:
+    """Raises UserError for what differs from a ViT or BiT but would load."""
+    architecture = config.get("architecture") or ""
+    for word in ("quickgelu", "clip", "siglip", "rope", "swin"):
+        if word in architecture:
+            raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({word})")
+    for name, value in given.items():
+        harmless = name in _SHOWN or name.endswith("_rate")
+        if not harmless and value not in _ONLY.get(name, (None, False, "")):
+            raise UserError(f"a timm model with {name}={value!r} is not read")
+    pooling = given.get("global_pool") or config.get("global_pool")
+    if "cls_token" in shapes and (pooling in ("avg", "map") or "attn_pool.latent" in shapes):
+        raise UserError(f"a timm model with a class token and global_pool={pooling!r} is not read")
+    if "stem.conv.weight" in shapes and pooling not in (None, "avg"):
+        raise UserError(f"a timm BiT with global_pool={pooling!r} is not read")
+    if "fc_norm.weight" in shapes:
+        raise UserError("a timm model with fc_norm is not read: it normalises after pooling, ours before")
 
 
 def _blocks(shapes: dict) -> tuple[int, ...]:
@@ -217,8 +265,15 @@ def _blocks(shapes: dict) -> tuple[int, ...]:
     return tuple(units[stage] for stage in sorted(units))
 
 
-def _heads(shapes: dict, dim: int, depth: int) -> int:
-    """From the norms of queries, or from the size that the width is known by; 64 wide where neither says."""
+# Where the width of a head is not what the width of the model says.
+_HEADS = {"vit_base_patch16_gap": 16, "vit_giantopt": 16, "test_vit3": 3, "test_vit": 2}
+
+
+def _heads(config: dict, shapes: dict, dim: int, depth: int) -> int:
+    """By the architecture, the norms of queries, or the size of that width; 64 wide where none says."""
+    for prefix, heads in _HEADS.items():
+        if (config.get("architecture") or "").startswith(prefix):
+            return heads
     if norm := shapes.get("blocks.0.attn.q_norm.weight"):
         return dim // norm[0]
     for size in SIZES.values():

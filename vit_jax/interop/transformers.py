@@ -11,6 +11,15 @@ from vit_jax.interop.layout import CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule
 from vit_jax.models import BiT, ViT
 
 _QKV = ("query", "key", "value")
+_BIT_ALWAYS = dict(
+    layer_type="preactivation",
+    hidden_act="relu",
+    num_groups=32,
+    output_stride=32,
+    width_factor=1,
+    global_padding=None,
+    embedding_dynamic_padding=False,
+)
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
@@ -74,11 +83,17 @@ def rules(model: type, values: dict) -> tuple[Rule, ...]:
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The same tensors without the token that masks patches in pre-training only."""
-    return {name: tensor for name, tensor in tensors.items() if not name.endswith("embeddings.mask_token")}
+    """The same tensors without the token that masks patches in pre-training only.
+
+    Those of a model without classifier lose the `vit.` that some classes put before their names.
+    """
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("embeddings.mask_token")}
+    if any("classifier" in name for name in kept):
+        return kept
+    return {re.sub(r"^(vit|deit|bit)\.", "", name): tensor for name, tensor in kept.items()}
 
 
-def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict]:
+def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict, str]:
     """The model that tensors and a `config.json` belong to; a BiT takes images of any size."""
     kind = config.get("model_type")
     if kind not in ("vit", "deit", "bit"):
@@ -87,9 +102,8 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
     num_classes = tensors[classes[0]].shape[0] if classes else 0
     try:
         if kind == "bit":
-            if config.get("layer_type", "preactivation") != "preactivation" or config.get("global_padding"):
-                raise UserError("a Transformers BiT is read with layer_type 'preactivation' and no padding")
-            return BiT, dict(
+            _require(config, _BIT_ALWAYS)
+            values = dict(
                 image_size=image_size or 224,
                 channels=config.get("num_channels", 3),
                 num_classes=num_classes,
@@ -97,15 +111,17 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
                 resnet_width=config["embedding_size"] // 64,
                 resnet_epsilons="timm",
             )
+            return BiT, values, ""
         if config["hidden_act"] not in _GELUS:
             raise UserError(
                 f"the activation {config['hidden_act']!r} is not read; there are: {', '.join(_GELUS)}"
             )
+        _require(config, dict(qkv_bias=True, pooler_act="tanh"))
         size = config["image_size"]
         distillation = "none"
         if kind == "deit":
             distillation = "heads" if "distillation_classifier.bias" in tensors else "token"
-        return ViT, dict(
+        values = dict(
             image_size=(size, size) if isinstance(size, int) else tuple(size),
             num_classes=num_classes,
             patch_size=config["patch_size"],
@@ -119,8 +135,18 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             norm_epsilon=config["layer_norm_eps"],
             pre_logits="pooler.dense.weight" in tensors,
         )
-    except (KeyError, TypeError) as error:
+        return ViT, values, ""
+    except KeyError as error:
         raise UserError(f"config.json of a Transformers {kind} lacks {error}") from error
+
+
+def _require(config: dict, always: dict) -> None:
+    """Raises UserError where a config departs from what models here always are."""
+    for option, only in always.items():
+        if config.get(option, only) != only:
+            raise UserError(
+                f"a Transformers model with {option}={config[option]!r} is not read, but {only!r}"
+            )
 
 
 def config(model: type, values: dict) -> dict:

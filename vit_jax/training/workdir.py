@@ -98,4 +98,4 @@ def open_workdir(workdir: Path) -> Checkpoint:
     def read(path):
         return functools.reduce(operator.getitem, path.split("/"), params)
 
-    return Checkpoint(str(workdir), "a run", factory.func, values, shapes, read, [])
+    return Checkpoint(str(workdir), "a run", factory.func, values, shapes, read)
