@@ -15,7 +15,7 @@ from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import LIBRARIES, Checkpoint, fit, save
 from vit_jax.interop.layout import Entry
-from vit_jax.load import open_any, report
+from vit_jax.load import open_any
 from vit_jax.models import ViT
 
 flags.DEFINE_enum("to", None, list(LIBRARIES), "format to write")
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     written = save(destination, library, checkpoint.model, values, lambda path: sources[path]())
     for line in _mapping(checkpoint.mapped, written):
         print(line)
-    for line in report(done):
+    for line in done.describe():
         print(line)
     print(f"wrote {destination} for {LIBRARIES[library]}; read back, it is the same bit for bit")
 

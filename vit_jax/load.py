@@ -8,7 +8,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, build, fit, open_checkpoint
 from vit_jax.interop.hub import download
-from vit_jax.training.workdir import CONFIG, open_workdir
+from vit_jax.training.workdir import CONFIG, MANIFEST, open_workdir
 
 
 def load_model(source: str | Path, *, say: Callable[[str], None] = print, **changes) -> nnx.Module:
@@ -27,7 +27,7 @@ def load_model(source: str | Path, *, say: Callable[[str], None] = print, **chan
     checkpoint = open_any(source, changes.get("image_size"))
     values, sources, done = fit(checkpoint, changes)
     say(checkpoint.describe())
-    for line in report(done):
+    for line in done.describe():
         say(line)
     return build(checkpoint.model, values, sources)
 
@@ -37,17 +37,8 @@ def open_any(source: str | Path, image_size=None) -> Checkpoint:
     if str(source).startswith("hf://"):
         return open_checkpoint(download(str(source)), image_size)
     path = Path(source)
-    if (path / CONFIG).is_file() and (path / "manifest.json").is_file():
+    if (path / CONFIG).is_file() and (path / MANIFEST).is_file():
         return open_workdir(path)
     if not path.exists():
         raise UserError(f"there is no {path}; a checkpoint of the Hub is hf://owner/name")
     return open_checkpoint(path, image_size)
-
-
-def report(done) -> list[str]:
-    """What was resized, made anew and dropped, in lines."""
-    return [
-        f"{word}: {', '.join(paths)}"
-        for word, paths in (("resized", done.resized), ("new", done.fresh), ("dropped", done.dropped))
-        if paths
-    ]

@@ -1,6 +1,6 @@
 """A checkpoint of any library: opened, fitted to a model, written.
 
-`open_checkpoint` looks at names and shapes only; values are read when `Checkpoint.params` asks
+`open_checkpoint` looks at names and shapes only; values are read when `Checkpoint.read` asks
 for them, one tensor at a time.
 """
 
@@ -217,6 +217,11 @@ class Fit(NamedTuple):
     fresh: list[str]
     dropped: list[str]
 
+    def describe(self) -> list[str]:
+        """What was resized, made anew and dropped, in lines."""
+        parts = (("resized", self.resized), ("new", self.fresh), ("dropped", self.dropped))
+        return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
+
 
 def fit(checkpoint: Checkpoint, changes: dict) -> tuple[dict[str, Any], dict[str, Callable], Fit]:
     """How the parameters of a model with some arguments changed come from a checkpoint.
@@ -346,7 +351,7 @@ def _compare(written: Checkpoint, library: str, model: type, values: dict, read)
     read_as = {
         name: written.arguments[name]
         for name, value in values.items()
-        if name not in ignored and _plain(written.arguments[name]) != _plain(value)
+        if name not in ignored and written.arguments[name] != value
     }
     if read_as:
         flags = " ".join(f"--{name}={_flag(value)}" for name, value in read_as.items())
@@ -362,10 +367,6 @@ def _compare(written: Checkpoint, library: str, model: type, values: dict, read)
 
 def _flag(value) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _plain(value):
-    return tuple(value) if isinstance(value, list) else value
 
 
 def params_of(model: nnx.Module) -> dict[str, jax.Array]:

@@ -12,11 +12,10 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.files import Tensor
-from vit_jax.interop.layout import CHANNELS, DENSE_CONV, Rule
+from vit_jax.interop.layout import BLOCK, CHANNELS, DENSE_CONV, UNIT, Rule, count_units
 from vit_jax.interop.positions import image_size_of
 from vit_jax.models import BiT, ViT
 
-_BLOCK = r"blocks/(\d+)/"
 _THEIRS = "Transformer/encoderblock_{0}/"
 _ATTENTION = _THEIRS + "MultiHeadDotProductAttention_1/"
 _QKV = ("query", "key", "value")
@@ -26,40 +25,39 @@ _NUMBERED_BY_KIND = {
     "MlpBlock_0": "MlpBlock_3",
     "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
 }
-_UNIT = r"resnet/stages/(\d+)/(\d+)/"
 
 VIT_RULES = (
     Rule("patch_embedding/(kernel|bias)", "embedding/{0}"),
     Rule("cls", "cls"),
     Rule("position_embedding/table", _POSITIONS),
-    Rule(_BLOCK + "norm1/(scale|bias)", _THEIRS + "LayerNorm_0/{1}"),
-    Rule(_BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{part}/kernel" for part in _QKV), axis=1),
-    Rule(_BLOCK + "attention/qkv/bias", tuple(f"{_ATTENTION}{part}/bias" for part in _QKV), axis=0),
-    Rule(_BLOCK + "attention/out/(kernel|bias)", _ATTENTION + "out/{1}"),
-    Rule(_BLOCK + "norm2/(scale|bias)", _THEIRS + "LayerNorm_2/{1}"),
-    Rule(_BLOCK + r"mlp/fc(\d)/(kernel|bias)", _THEIRS + "MlpBlock_3/Dense_{m[1]}/{2}"),
+    Rule(BLOCK + "norm1/(scale|bias)", _THEIRS + "LayerNorm_0/{1}"),
+    Rule(BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{part}/kernel" for part in _QKV), axis=1),
+    Rule(BLOCK + "attention/qkv/bias", tuple(f"{_ATTENTION}{part}/bias" for part in _QKV), axis=0),
+    Rule(BLOCK + "attention/out/(kernel|bias)", _ATTENTION + "out/{1}"),
+    Rule(BLOCK + "norm2/(scale|bias)", _THEIRS + "LayerNorm_2/{1}"),
+    Rule(BLOCK + r"mlp/fc(\d)/(kernel|bias)", _THEIRS + "MlpBlock_3/Dense_{m[1]}/{2}"),
     Rule("norm/(scale|bias)", "Transformer/encoder_norm/{0}"),
     Rule("pre_logits/(kernel|bias)", "pre_logits/{0}"),
     Rule("head/(kernel|bias)", "head/{0}"),
     Rule("resnet/root/kernel", "conv_root/kernel"),
     Rule("resnet/root_norm/(scale|bias)", "gn_root/{0}", CHANNELS),
-    Rule(_UNIT + r"conv(\d|_proj)/kernel", "block{0}/unit{1}/conv{2}/kernel"),
-    Rule(_UNIT + r"norm(\d|_proj)/(scale|bias)", "block{0}/unit{1}/gn{2}/{3}", CHANNELS),
+    Rule(UNIT + r"conv(\d|_proj)/kernel", "block{0}/unit{1}/conv{2}/kernel"),
+    Rule(UNIT + r"norm(\d|_proj)/(scale|bias)", "block{0}/unit{1}/gn{2}/{3}", CHANNELS),
 )
 
 BIT_RULES = (
     Rule("resnet/root/kernel", "resnet/root_block/standardized_conv2d/kernel"),
-    Rule(_UNIT + "conv_proj/kernel", "resnet/block{0}/unit{1:02d}/a/proj/standardized_conv2d/kernel"),
+    Rule(UNIT + "conv_proj/kernel", "resnet/block{0}/unit{1:02d}/a/proj/standardized_conv2d/kernel"),
     *(
         rule
         for number, letter in enumerate("abc", start=1)
         for rule in (
             Rule(
-                f"{_UNIT}conv{number}/kernel",
+                f"{UNIT}conv{number}/kernel",
                 f"resnet/block{{0}}/unit{{1:02d}}/{letter}/standardized_conv2d/kernel",
             ),
-            Rule(f"{_UNIT}norm{number}/scale", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/gamma"),
-            Rule(f"{_UNIT}norm{number}/bias", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/beta"),
+            Rule(f"{UNIT}norm{number}/scale", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/gamma"),
+            Rule(f"{UNIT}norm{number}/bias", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/beta"),
         )
     ),
     Rule("norm/scale", "resnet/group_norm/gamma"),
@@ -95,25 +93,17 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict, str]:
     """The model that tensors (renamed) belong to, with the size of its images; see `image_size_of`."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    units = {}
-    for name in shapes:
-        if match := re.match(r"(?:resnet/)?block(\d+)/unit(\d+)/", name):
-            stage, unit = int(match[1]), int(match[2])
-            units[stage] = max(unit, units.get(stage, 0))
-    blocks = tuple(units[stage] for stage in sorted(units))
+    blocks = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1)
     try:
         if root := shapes.get("resnet/root_block/standardized_conv2d/kernel"):
-            return (
-                BiT,
-                dict(
-                    image_size=image_size or 224,
-                    channels=root[2],
-                    num_classes=shapes.get("resnet/head/conv2d/bias", (0,))[0],
-                    resnet_blocks=blocks,
-                    resnet_width=root[3] // 64,
-                ),
-                "",
+            values = dict(
+                image_size=image_size or 224,
+                channels=root[2],
+                num_classes=shapes.get("resnet/head/conv2d/bias", (0,))[0],
+                resnet_blocks=blocks,
+                resnet_width=root[3] // 64,
             )
+            return BiT, values, ""
         patch, _, inputs, dim = shapes["embedding/kernel"]
         root = shapes.get("conv_root/kernel")
         query = shapes[_ATTENTION.format(0) + "query/kernel"]

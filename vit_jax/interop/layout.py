@@ -50,6 +50,10 @@ DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
 CHANNELS = _layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
 
 
+BLOCK = r"blocks/(\d+)/"  # Starts of our paths: of a layer,
+UNIT = r"resnet/stages/(\d+)/(\d+)/"  # and of a ResNet's unit.
+
+
 class Rule(NamedTuple):
     """One kind of parameter.
 
@@ -64,6 +68,26 @@ class Rule(NamedTuple):
     names: str | tuple[str, ...]
     layout: Layout = SAME
     axis: int | None = None
+
+
+def torch_dense(ours: str, theirs: str, kernel: Layout = LINEAR, bias: Layout = FLAT) -> tuple[Rule, Rule]:
+    """Kernel and bias of a layer of PyTorch's."""
+    return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(f"{ours}/bias", f"{theirs}.bias", bias)
+
+
+def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
+    """Scale and bias of a norm of PyTorch's."""
+    return Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")
+
+
+def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ...]:
+    """Units in each stage of a ResNet; `pattern` finds stage and unit, counted from `first`, in a name."""
+    units = {}
+    for name in names:
+        if match := re.match(pattern, name):
+            stage, unit = map(int, match.groups())
+            units[stage] = max(unit + 1 - first, units.get(stage, 0))
+    return tuple(units[stage] for stage in sorted(units))
 
 
 class Entry(NamedTuple):

@@ -5,26 +5,27 @@ A folder with both files is what `timm.create_model("local-dir:FOLDER", pretrain
 
 import math
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.files import Tensor
-from vit_jax.interop.layout import CONV, FLAT, LINEAR, LINEAR_CONV, LINEAR_OUT, SAME, Rule
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    LINEAR_CONV,
+    LINEAR_OUT,
+    SAME,
+    UNIT,
+    Rule,
+    count_units,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.interop.positions import image_size_of
 from vit_jax.models import SIZES, BiT, ViT
 from vit_jax.models.resnet import resnet_stride
-
-_WEIGHTS = (("scale", "weight"), ("bias", "bias"))
-_UNIT = r"resnet/stages/(\d+)/(\d+)/"
-
-
-def _dense(ours: str, theirs: str, kernel=LINEAR, bias=FLAT) -> tuple[Rule, Rule]:
-    return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(f"{ours}/bias", f"{theirs}.bias", bias)
-
-
-def _norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return tuple(Rule(f"{ours}/{part}", f"{theirs}.{name}") for part, name in _WEIGHTS)
 
 
 def _resnet(root: str, units: str) -> tuple[Rule, ...]:
@@ -32,41 +33,45 @@ def _resnet(root: str, units: str) -> tuple[Rule, ...]:
     unit = units + "stages.{m[0]}.blocks.{m[1]}."
     return (
         Rule("resnet/root/kernel", root + "conv.weight", CONV),
-        *_norm("resnet/root_norm", root + "norm"),
-        Rule(_UNIT + r"conv(\d)/kernel", unit + "conv{2}.weight", CONV),
-        *_norm(_UNIT + r"norm(\d)", unit + "norm{2}"),
-        Rule(_UNIT + "conv_proj/kernel", unit + "downsample.conv.weight", CONV),
-        *_norm(_UNIT + "norm_proj", unit + "downsample.norm"),
+        *torch_norm("resnet/root_norm", root + "norm"),
+        Rule(UNIT + r"conv(\d)/kernel", unit + "conv{2}.weight", CONV),
+        *torch_norm(UNIT + r"norm(\d)", unit + "norm{2}"),
+        Rule(UNIT + "conv_proj/kernel", unit + "downsample.conv.weight", CONV),
+        *torch_norm(UNIT + "norm_proj", unit + "downsample.norm"),
     )
 
 
-_BLOCK, _THEIRS = r"blocks/(\d+)/", "blocks.{0}."
+_THEIRS = "blocks.{0}."
 _VIT_RULES = (
-    *_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
+    *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
     Rule("cls", "cls_token"),
     Rule("distillation_token", "dist_token"),
     Rule("register_tokens", "reg_token"),
     Rule("position_embedding/table", "pos_embed"),
-    *_norm(_BLOCK + r"norm(\d)", _THEIRS + "norm{1}"),
-    *_dense(_BLOCK + "attention/qkv", _THEIRS + "attn.qkv"),
-    *_norm(_BLOCK + "attention/query_norm", _THEIRS + "attn.q_norm"),
-    *_norm(_BLOCK + "attention/key_norm", _THEIRS + "attn.k_norm"),
-    *_dense(_BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
-    Rule(_BLOCK + r"scale(\d)", _THEIRS + "ls{1}.gamma"),
-    *_dense(_BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
-    *_norm("norm", "norm"),
+    *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "norm{1}"),
+    *torch_dense(BLOCK + "attention/qkv", _THEIRS + "attn.qkv"),
+    *torch_norm(BLOCK + "attention/query_norm", _THEIRS + "attn.q_norm"),
+    *torch_norm(BLOCK + "attention/key_norm", _THEIRS + "attn.k_norm"),
+    *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
+    Rule(BLOCK + r"scale(\d)", _THEIRS + "ls{1}.gamma"),
+    *torch_dense(BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
+    *torch_norm("norm", "norm"),
     Rule("attention_pooling/probe", "attn_pool.latent"),
-    *_dense("attention_pooling/query", "attn_pool.q"),
-    *_dense("attention_pooling/key_value", "attn_pool.kv"),
-    *_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
-    *_norm("attention_pooling/norm", "attn_pool.norm"),
-    *_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
-    *_dense("head", "head"),
-    *_dense("distillation_head", "head_dist"),
+    *torch_dense("attention_pooling/query", "attn_pool.q"),
+    *torch_dense("attention_pooling/key_value", "attn_pool.kv"),
+    *torch_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
+    *torch_norm("attention_pooling/norm", "attn_pool.norm"),
+    *torch_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
+    *torch_dense("head", "head"),
+    *torch_dense("distillation_head", "head_dist"),
 )
 _ROOT_RULES = _resnet("patch_embed.backbone.", "patch_embed.backbone.") + _VIT_RULES
 _HYBRID_RULES = _resnet("patch_embed.backbone.stem.", "patch_embed.backbone.") + _VIT_RULES
-_BIT_RULES = (*_resnet("stem.", ""), *_norm("norm", "norm"), *_dense("head", "head.fc", LINEAR_CONV))
+_BIT_RULES = (
+    *_resnet("stem.", ""),
+    *torch_norm("norm", "norm"),
+    *torch_dense("head", "head.fc", LINEAR_CONV),
+)
 
 # timm's names of architectures; the sizes are given as arguments beside them.
 _HYBRIDS = {
@@ -89,7 +94,7 @@ def rules(model: type, values: dict) -> tuple[Rule, ...]:
     """How a model's parameters are named."""
     if model is BiT:
         return _BIT_RULES
-    return _ROOT_RULES if values.get("resnet_blocks") == () else _HYBRID_RULES
+    return _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
 
 
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
@@ -256,13 +261,8 @@ def _refuse_unread(config: dict, given: dict, shapes: dict) -> None:
         raise UserError("a timm model with fc_norm is not read: it normalises after pooling, ours before")
 
 
-def _blocks(shapes: dict) -> tuple[int, ...]:
-    units = {}
-    for name in shapes:
-        if match := re.match(r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", name):
-            stage, unit = int(match[1]), int(match[2]) + 1
-            units[stage] = max(unit, units.get(stage, 0))
-    return tuple(units[stage] for stage in sorted(units))
+def _blocks(names: Iterable[str]) -> tuple[int, ...]:
+    return count_units(names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0)
 
 
 # Where the width of a head is not what the width of the model says.
@@ -290,7 +290,7 @@ def config(model: type, values: dict) -> dict:
     """
     height, width = values["image_size"]
     pretrained = dict(
-        input_size=[values.get("channels", 3), height, width],
+        input_size=[values["channels"], height, width],
         num_classes=values["num_classes"],
         mean=[0.5] * 3,
         std=[0.5] * 3,
@@ -300,22 +300,21 @@ def config(model: type, values: dict) -> dict:
     )
     common = dict(num_classes=values["num_classes"], pretrained_cfg=pretrained)
     if model is BiT:
-        key = (tuple(values["resnet_blocks"]), values["resnet_width"])
+        key = (values["resnet_blocks"], values["resnet_width"])
         if key not in _BITS:
             raise UserError(f"timm has no BiT with {list(key[0])} units and width {key[1]}")
         return dict(architecture=_BITS[key], model_args=dict(in_chans=values["channels"])) | common
-    get = values.get
     for option, only in dict(norm_epsilon=1e-6, position_at="stem", rope=False, resnet_width=1).items():
-        if get(option, only) != only:
-            raise UserError(f"timm's ViT has no {option}={get(option)!r}")
-    if get("distillation") == "token":
+        if values[option] != only:
+            raise UserError(f"timm's ViT has no {option}={values[option]!r}")
+    if values["distillation"] == "token":
         raise UserError("timm's distilled ViT has two heads; this model has one (distillation='token')")
-    blocks = get("resnet_blocks")
-    if blocks is not None and tuple(blocks) not in _HYBRIDS:
+    blocks = values["resnet_blocks"]
+    if blocks is not None and blocks not in _HYBRIDS:
         raise UserError(f"timm has no hybrid with {list(blocks)} units")
-    pooling = get("pooling", "cls")
+    pooling = values["pooling"]
     dim, hidden = values["dim"], values["hidden"]
-    gated = get("mlp") == "swiglu"
+    gated = values["mlp"] == "swiglu"
     wide = 2 * hidden if gated else hidden
     ratio = wide / dim if int(dim * (wide / dim)) == wide else (wide + 0.5) / dim
     chosen = dict(
@@ -324,24 +323,24 @@ def config(model: type, values: dict) -> dict:
         depth=values["depth"],
         num_heads=values["heads"],
         mlp_ratio=ratio,
-        in_chans=get("channels", 3),
-        init_values=get("layer_scale"),
+        in_chans=values["channels"],
+        init_values=values["layer_scale"],
         no_embed_class=False,
     )
     if not gated:
-        chosen["act_layer"] = "gelu_tanh" if get("gelu", "tanh") == "tanh" else "gelu"
+        chosen["act_layer"] = "gelu_tanh" if values["gelu"] == "tanh" else "gelu"
     if pooling != "cls":
         chosen |= dict(class_token=False, global_pool=dict(gap="avg", map="map")[pooling], fc_norm=False)
     if blocks is None:
         chosen["patch_size"] = values["patch_size"]
     for ours, theirs in dict(qk_norm="qk_norm", registers="reg_tokens").items():
-        if get(ours):
-            chosen[theirs] = get(ours)
-    if get("position", "1d") == "none":
+        if values[ours]:
+            chosen[theirs] = values[ours]
+    if values["position"] == "none":
         chosen["pos_embed"] = "none"
-    architecture = "vit_base_patch16_224" if blocks is None else _HYBRIDS[tuple(blocks)]
+    architecture = "vit_base_patch16_224" if blocks is None else _HYBRIDS[blocks]
     if gated:
         architecture = "vit_giant_patch14_dinov2"  # What brings the gated layers, which no argument can name.
-    elif get("distillation") == "heads":
+    elif values["distillation"] == "heads":
         architecture = "deit_base_distilled_patch16_224"
     return dict(architecture=architecture, model_args=chosen, num_features=dim) | common

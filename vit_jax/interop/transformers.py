@@ -7,7 +7,18 @@ import re
 
 from vit_jax.errors import UserError
 from vit_jax.interop.files import Tensor
-from vit_jax.interop.layout import CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule
+from vit_jax.interop.layout import (
+    BLOCK,
+    CONV,
+    FLAT,
+    LINEAR,
+    LINEAR_OUT,
+    SAME,
+    UNIT,
+    Rule,
+    torch_dense,
+    torch_norm,
+)
 from vit_jax.models import BiT, ViT
 
 _QKV = ("query", "key", "value")
@@ -23,38 +34,30 @@ _BIT_ALWAYS = dict(
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
-def _dense(ours: str, theirs: str, kernel=LINEAR, bias=FLAT) -> tuple[Rule, Rule]:
-    return Rule(f"{ours}/kernel", f"{theirs}.weight", kernel), Rule(f"{ours}/bias", f"{theirs}.bias", bias)
-
-
-def _norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
-    return Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")
-
-
-_BLOCK, _THEIRS = r"blocks/(\d+)/", "encoder.layer.{0}."
+_THEIRS = "encoder.layer.{0}."
 _ATTENTION = _THEIRS + "attention.attention."
 _VIT_RULES = (
-    *_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
+    *torch_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
     Rule("cls", "embeddings.cls_token"),
     Rule("distillation_token", "embeddings.distillation_token"),
     Rule("position_embedding/table", "embeddings.position_embeddings"),
-    *_norm(_BLOCK + "norm1", _THEIRS + "layernorm_before"),
-    Rule(_BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{x}.weight" for x in _QKV), LINEAR, axis=1),
-    Rule(_BLOCK + "attention/qkv/bias", tuple(f"{_ATTENTION}{x}.bias" for x in _QKV), FLAT, axis=0),
-    *_dense(_BLOCK + "attention/out", _THEIRS + "attention.output.dense", LINEAR_OUT),
-    *_norm(_BLOCK + "norm2", _THEIRS + "layernorm_after"),
-    *_dense(_BLOCK + "mlp/fc1", _THEIRS + "intermediate.dense"),
-    *_dense(_BLOCK + "mlp/fc2", _THEIRS + "output.dense"),
-    *_norm("norm", "layernorm"),
-    *_dense("pre_logits", "pooler.dense"),
+    *torch_norm(BLOCK + "norm1", _THEIRS + "layernorm_before"),
+    Rule(BLOCK + "attention/qkv/kernel", tuple(f"{_ATTENTION}{x}.weight" for x in _QKV), LINEAR, axis=1),
+    Rule(BLOCK + "attention/qkv/bias", tuple(f"{_ATTENTION}{x}.bias" for x in _QKV), FLAT, axis=0),
+    *torch_dense(BLOCK + "attention/out", _THEIRS + "attention.output.dense", LINEAR_OUT),
+    *torch_norm(BLOCK + "norm2", _THEIRS + "layernorm_after"),
+    *torch_dense(BLOCK + "mlp/fc1", _THEIRS + "intermediate.dense"),
+    *torch_dense(BLOCK + "mlp/fc2", _THEIRS + "output.dense"),
+    *torch_norm("norm", "layernorm"),
+    *torch_dense("pre_logits", "pooler.dense"),
 )
-_UNIT, _LAYER = r"resnet/stages/(\d+)/(\d+)/", "encoder.stages.{m[0]}.layers.{m[1]}."
+_LAYER = "encoder.stages.{m[0]}.layers.{m[1]}."
 _BIT_RULES = (
     Rule("resnet/root/kernel", "embedder.convolution.weight", CONV),
-    Rule(_UNIT + r"conv(\d)/kernel", _LAYER + "conv{2}.weight", CONV),
-    *_norm(_UNIT + r"norm(\d)", _LAYER + "norm{2}"),
-    Rule(_UNIT + "conv_proj/kernel", _LAYER + "downsample.conv.weight", CONV),
-    *_norm("norm", "norm"),
+    Rule(UNIT + r"conv(\d)/kernel", _LAYER + "conv{2}.weight", CONV),
+    *torch_norm(UNIT + r"norm(\d)", _LAYER + "norm{2}"),
+    Rule(UNIT + "conv_proj/kernel", _LAYER + "downsample.conv.weight", CONV),
+    *torch_norm("norm", "norm"),
 )
 
 
@@ -63,16 +66,16 @@ def rules(model: type, values: dict) -> tuple[Rule, ...]:
     if not values["num_classes"]:
         return _BIT_RULES if model is BiT else _VIT_RULES
     if model is BiT:
-        below, heads = "bit", _dense("head", "classifier.1")
-    elif values.get("distillation", "none") == "none":
-        below, heads = "vit", _dense("head", "classifier")
+        below, heads = "bit", torch_dense("head", "classifier.1")
+    elif values["distillation"] == "none":
+        below, heads = "vit", torch_dense("head", "classifier")
     elif values["distillation"] == "token":
-        below, heads = "deit", _dense("head", "classifier")
+        below, heads = "deit", torch_dense("head", "classifier")
     else:
         below = "deit"
         heads = (
-            *_dense("head", "cls_classifier"),
-            *_dense("distillation_head", "distillation_classifier"),
+            *torch_dense("head", "cls_classifier"),
+            *torch_dense("distillation_head", "distillation_classifier"),
         )
     trunk = _BIT_RULES if model is BiT else [r for r in _VIT_RULES if not r.path.startswith("pre_logits")]
 
@@ -160,9 +163,9 @@ def config(model: type, values: dict) -> dict:
         id2label={str(i): f"LABEL_{i}" for i in range(classes)},
         label2id={f"LABEL_{i}": i for i in range(classes)},
     )
-    common = dict(num_channels=values.get("channels", 3), dtype="float32") | (labels if classes else {})
+    common = dict(num_channels=values["channels"], dtype="float32") | (labels if classes else {})
     if model is BiT:
-        width = values.get("resnet_width", 1)
+        width = values["resnet_width"]
         blocks = list(values["resnet_blocks"])
         return (
             dict(
@@ -180,18 +183,16 @@ def config(model: type, values: dict) -> dict:
             )
             | common
         )
-    get = values.get
     for option, only in dict(
         resnet_blocks=None, pooling="cls", position="1d", position_at="stem", mlp="gelu", rope=False
     ).items():
-        if get(option, only) != only:
-            raise UserError(f"Transformers' ViT has no {option}={get(option)!r}")
-    distillation = get("distillation", "none")
+        if values[option] != only:
+            raise UserError(f"Transformers' ViT has no {option}={values[option]!r}")
     kind, architecture = {
         "none": ("vit", "ViTForImageClassification"),
         "token": ("deit", "DeiTForImageClassification"),
         "heads": ("deit", "DeiTForImageClassificationWithTeacher"),
-    }[distillation]
+    }[values["distillation"]]
     height, width = values["image_size"]
     return (
         dict(
@@ -203,8 +204,8 @@ def config(model: type, values: dict) -> dict:
             intermediate_size=values["hidden"],
             image_size=height if height == width else [height, width],
             patch_size=values["patch_size"],
-            hidden_act="gelu_pytorch_tanh" if get("gelu", "tanh") == "tanh" else "gelu",
-            layer_norm_eps=get("norm_epsilon", 1e-6),
+            hidden_act="gelu_pytorch_tanh" if values["gelu"] == "tanh" else "gelu",
+            layer_norm_eps=values["norm_epsilon"],
             qkv_bias=True,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,

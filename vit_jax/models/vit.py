@@ -157,22 +157,20 @@ class EncoderBlock(nnx.Module):
         self.norm2 = _layer_norm(dim, epsilon, dtype, rngs)
         self.mlp = Mlp(dim, hidden, kind=mlp, dropout=dropout, gelu=gelu, dtype=dtype, rngs=rngs)
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
-        self.scaled = layer_scale is not None
-        if self.scaled:
-            self.scale1 = nnx.Param(jnp.full(dim, layer_scale))
-            self.scale2 = nnx.Param(jnp.full(dim, layer_scale))
+        scaled = layer_scale is not None
+        self.scale1 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
+        self.scale2 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, **positions) -> jax.Array:
         """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`."""
 
         def finish(branch, scale):
-            branch = branch * scale[...].astype(branch.dtype) if self.scaled else branch
+            branch = branch if scale is None else branch * scale[...].astype(branch.dtype)
             branch = drop(branch, self.dropout, rngs)
             return drop(branch, self.stochastic_depth, rngs, (len(x),) + (1,) * (x.ndim - 1))
 
-        scale1, scale2 = (self.scale1, self.scale2) if self.scaled else (None, None)
-        x = x + finish(self.attention(self.norm1(x), **positions), scale1)
-        return x + finish(self.mlp(self.norm2(x), rngs), scale2)
+        x = x + finish(self.attention(self.norm1(x), **positions), self.scale1)
+        return x + finish(self.mlp(self.norm2(x), rngs), self.scale2)
 
 
 class AxialBlock(nnx.Module):
