@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 here = Path(__file__).parent
 requirements = [
@@ -15,6 +15,18 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    ext_modules=[
+        # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).
+        # Without it everything works, through Pillow.
+        Extension(
+            "vit_jax.data._jpeg",
+            ["vit_jax/data/_jpeg.c"],
+            libraries=["jpeg"],
+            extra_compile_args=["-O3"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
     python_requires=">=3.11,<3.14",
     install_requires=requirements,
     extras_require={
@@ -27,6 +39,8 @@ setup(
         ],
         # Whose checkpoints are read and written; the tests that compare with them are skipped without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
+        # For prepare --beam.
+        "beam": ["apache-beam>=2.71,<3"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         "cuda": ["jax[cuda12]>=0.10.2,<0.13"],
     },

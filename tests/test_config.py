@@ -7,6 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as configs
+from vit_jax.data.augment import LEVELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.training.loop import train
@@ -46,10 +47,11 @@ TABLE_3 |= {
     "bit_r152x2_jft": (7, 6e-4, "linear", 0.1, None),
     "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
 }
+OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "quickstart")
 
 
 def test_every_pre_training_config_has_a_row_of_the_table():
-    assert sorted(TABLE_3) == [name for name in FILES if name != "quickstart"]
+    assert sorted(TABLE_3) == [name for name in FILES if name not in OTHER_JOBS]
 
 
 @pytest.mark.parametrize("name", TABLE_3)
@@ -84,6 +86,55 @@ def test_config_holds_what_all_rows_share(name):
     assert optimizer.end_learning_rate == (0.0 if name.endswith("i1k") else 1e-5)
 
 
+# The level that AugReg's authors suggest for each model.
+AUGREG = {
+    "augreg_i1k": {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}
+    | dict.fromkeys(["ViT-S/16", "ViT-B/32", "ViT-B/16", "ViT-L/16", "R26+ViT-S/32"], "medium2"),
+    "augreg_i21k": {"ViT-Ti/16": "none", "ViT-S/32": "none", "ViT-S/16": "light1"}
+    | {"ViT-B/32": "light2", "ViT-B/16": "light2", "ViT-L/16": "medium2"},
+}
+
+
+@pytest.mark.parametrize(("name", "model"), [(name, model) for name in AUGREG for model in AUGREG[name]])
+def test_augreg_config_holds_the_level_of_its_model(name, model):
+    config = load(name, f"model={model}")
+    assert (config.model.name, config.augment.level) == (model, AUGREG[name][model])
+
+
+@pytest.mark.parametrize("name", AUGREG)
+def test_augreg_config_holds_what_its_runs_share(name):
+    config = load(name)
+    optimizer, model = config.optimizer, config.model
+    assert (model.name, config.batch_size, config.epochs, config.data.image_size) == (
+        "ViT-B/16",
+        4096,
+        300,
+        224,
+    )
+    assert (optimizer.name, optimizer.beta1, optimizer.beta2) == ("adam", 0.9, 0.999)
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.decay) == (1e-3, 0.1, "kernels")
+    assert (optimizer.schedule, optimizer.end_learning_rate) == ("cosine", 0.0)
+    assert (optimizer.warmup_steps, optimizer.clip_norm) == (10_000, 1.0)
+    assert (model.pre_logits, model.dropout, model.stochastic_depth) == (False, 0.0, 0.0)
+    assert (config.loss.name, config.loss.label_smoothing) == ("sigmoid", 0.0)
+    assert model.head_bias == {"augreg_i1k": -6.9, "augreg_i21k": -10.0}[name]
+
+
+def test_model_that_augreg_names_no_level_for_is_refused():
+    with pytest.raises(UserError, match="no level for .ViT-L/32."):
+        load("augreg_i21k", "model=ViT-L/32")
+
+
+def test_argument_names_the_model_and_asks_for_a_smoke_test():
+    config = load("augreg_i1k", "model=ViT-S/16,smoke")
+    assert (config.model.name, config.steps, config.data.source) == ("ViT-S/16", 2, "synthetic")
+
+
+def test_unknown_name_in_the_argument_is_named():
+    with pytest.raises(UserError, match="modle.*model"):
+        load("augreg_i1k", "modle=ViT-S/16")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_config_describes_a_model(name):
     config = load(name)
@@ -93,7 +144,7 @@ def test_config_describes_a_model(name):
 
 
 # One of each data set and of each kind of model; the others differ from them in sizes and numbers.
-SMOKE = ("quickstart", "vit_b16_i1k", "vit_h14_i21k", "r50_vit_b16_jft", "bit_r50x1_jft")
+SMOKE = ("quickstart", "vit_b16_i1k", "vit_h14_i21k", "r50_vit_b16_jft", "bit_r50x1_jft", "augreg_i1k")
 
 
 @pytest.mark.parametrize("name", SMOKE)
@@ -149,6 +200,14 @@ def test_key_that_nothing_reads_is_refused():
         ("loss.name", "hinge"),
         ("optimizer.schedule", "exponential"),
         ("data.test_resize", 4),
+        ("augment.level", "medium3"),
+        ("augment.randaugment", (2,)),
+        ("augment.randaugment", (2, -1)),
+        ("augment.mixup", -0.1),
+        ("augment.cutmix", -1.0),
+        ("augment.cutmix_share", 1.5),
+        ("augment.erasing", 2.0),
+        ("augment.color_jitter", (0.1, 0.1)),
     ],
 )
 def test_impossible_value_is_named(key, value):
@@ -156,6 +215,10 @@ def test_impossible_value_is_named(key, value):
     config.update_from_flattened_dict({key: value})
     with pytest.raises(UserError, match=key):
         configs.check(config)
+
+
+def test_augregs_levels_are_those_that_the_data_knows():
+    assert set(configs.AUGREG_LEVELS) == set(LEVELS)
 
 
 def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
@@ -175,7 +238,7 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(ConfigDict, "__getitem__", noting)
     train(config, tmp_path / "run")
     monkeypatch.undo()
-    parts = {"": config} | {name: config[name] for name in ("model", "data", "loss", "optimizer")}
+    parts = {"": config} | {name: config[name] for name in ("model", "data", "augment", "loss", "optimizer")}
     unread = {
         (name, key)
         for name, part in parts.items()

@@ -23,6 +23,8 @@ OPERATIONAL = {
     "data.max_unreadable",
 }
 
+AUGREG_LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
+
 
 def base_config() -> ConfigDict:
     """The defaults: the paper's pre-training (section 4.1, table 3), on the embedded digits."""
@@ -61,19 +63,34 @@ def base_config() -> ConfigDict:
     config.model.dtype = "float32"  # Or bfloat16: of the computation; parameters are float32.
 
     config.data = ConfigDict()
-    config.data.source = "digits"  # Or folder, tfds, synthetic.
-    config.data.path = ""  # The folder, or TFDS's `name` or `name:data_dir`.
+    config.data.source = "digits"  # Or folder, tfds, array_record, mixture, synthetic.
+    config.data.path = ""  # The folder, TFDS's `name` or `name:data_dir`, or a pattern of files.
+    config.data.parts = placeholder(tuple)  # Of a mixture: ("tfds:imagenet2012", "folder:/data/pets").
+    config.data.weights = placeholder(tuple)  # Shares of the parts; None: every image counts the same.
     config.data.train_split = "train"
     config.data.test_split = "test"
     config.data.label_key = "label"  # The TFDS feature with the label or the labels.
     config.data.num_classes = placeholder(int)  # Width of the head, where not the data set's own.
     config.data.image_size = 224
+    config.data.decode = "fast"  # Or exact: whole images, by Pillow.
+    config.data.crop = "inception"  # Or square, short_side (a random crop after a resize), none.
     config.data.crop_area = (0.05, 1.0)  # Inception crop: share of the image's area,
     config.data.crop_aspect = (3 / 4, 4 / 3)  # and width over height.
+    config.data.crop_resize = placeholder(int)  # For the crops square and short_side: 448 for 384.
     config.data.flip = True
-    config.data.test_resize = 256  # Short side before the central crop.
+    config.data.test_crop = "short_side"  # Or square: what is resized before the central crop.
+    config.data.test_resize = 256  # Size before the central crop.
     config.data.workers = 0  # Processes that decode, for each host; 0: threads.
     config.data.max_unreadable = 100  # Image files skipped before the run gives up.
+
+    config.augment = ConfigDict()
+    config.augment.level = "none"  # AugReg's: light1, light2, medium1, medium2, strong1, strong2.
+    config.augment.randaugment = placeholder(tuple)  # Layers, magnitude; None leaves it to the level.
+    config.augment.mixup = placeholder(float)  # Alpha; 0: off; None leaves it to the level.
+    config.augment.cutmix = 0.0  # Alpha; 0: off.
+    config.augment.cutmix_share = 0.5  # Of the batches, where mixup is on too.
+    config.augment.erasing = 0.0  # Probability for each image.
+    config.augment.color_jitter = (0.0, 0.0, 0.0)  # Of brightness, contrast, saturation: factor 1 +- x.
 
     config.loss = ConfigDict()
     config.loss.name = "softmax"  # Or sigmoid: summed over the classes.
@@ -97,6 +114,27 @@ def base_config() -> ConfigDict:
     config.checkpoint_every = 1000
     config.checkpoints_kept = 2
     return config.lock()
+
+
+def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:
+    """Takes `name=value` out of a config's argument, such as `model=ViT-S/16,smoke`.
+
+    Args:
+      defaults: every name there is, and its value where the argument has none.
+
+    Returns:
+      The values by name, and the rest of the argument, which is for `choose`.
+    """
+    values, rest = dict(defaults), []
+    for part in (argument or "").split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            rest.append(part)
+        elif name not in defaults:
+            raise UserError(f"unknown config argument {name!r}; {nearest(name, defaults)}")
+        else:
+            values[name] = value
+    return values, ",".join(rest)
 
 
 def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
@@ -143,7 +181,31 @@ def check(config: ConfigDict) -> None:
         config.data.test_resize,
         f"at least data.image_size = {config.data.image_size}",
     )
+    for key in ("augment.cutmix", "augment.mixup"):
+        _require(given[key] is None or given[key] >= 0, key, given[key], "0 or above")
+    for key in ("augment.cutmix_share", "augment.erasing"):
+        _require(0 <= given[key] <= 1, key, given[key], "from 0 to 1")
+    for key, length in {"augment.randaugment": 2, "augment.color_jitter": 3}.items():
+        value = given[key]
+        holds = value is None or (len(value) == length and min(value) >= 0)
+        _require(holds, key, value, f"{length} numbers of 0 or above")
+    _require(
+        given["augment.level"] in AUGREG_LEVELS,
+        "augment.level",
+        given["augment.level"],
+        f"a level of AugReg; {nearest(given['augment.level'], AUGREG_LEVELS)}",
+    )
+    if config.data.crop in ("square", "short_side"):
+        _require(
+            (config.data.crop_resize or 0) >= config.data.image_size,
+            "data.crop_resize",
+            config.data.crop_resize,
+            f"at least data.image_size = {config.data.image_size} for the crop {config.data.crop!r}",
+        )
     for key, values in {
+        "data.decode": ("fast", "exact"),
+        "data.crop": ("inception", "square", "short_side", "none"),
+        "data.test_crop": ("short_side", "square"),
         "loss.name": ("softmax", "sigmoid"),
         "optimizer.name": ("adam", "sgd"),
         "optimizer.schedule": ("linear", "cosine", "constant"),

@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from vit_jax.config import base_config
+from vit_jax.errors import UserError, nearest
 
 
 def imagenet(model: str) -> ConfigDict:
@@ -44,6 +45,47 @@ def jft(model: str) -> ConfigDict:
     config.data.train_split, config.data.test_split = "train", "validation"
     config.data.label_key = "labels"
     config.data.num_classes = 18_291
+    config.optimizer.weight_decay = 0.1
+    return config
+
+
+# AugReg's level for each model on ImageNet-21k (big_vision's configs, from the paper's figure 4).
+AUGREG_21K = {
+    "ViT-Ti/16": "none",
+    "ViT-S/32": "none",
+    "ViT-S/16": "light1",
+    "ViT-B/32": "light2",
+    "ViT-B/16": "light2",
+    "ViT-L/16": "medium2",
+}
+
+
+def augreg_imagenet(model: str) -> ConfigDict:
+    """AugReg, "How to train your ViT?" (2106.10270), on ImageNet-1k: 300 epochs, the level by the model."""
+    config = _augreg(imagenet(model))
+    config.augment.level = {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}.get(model, "medium2")
+    config.model.head_bias = -6.9
+    return config
+
+
+def augreg_imagenet21k(model: str) -> ConfigDict:
+    """AugReg on ImageNet-21k: 300 epochs, the level by the model."""
+    if model not in AUGREG_21K:
+        raise UserError(
+            f"AugReg's authors name no level for {model!r} on ImageNet-21k; {nearest(model, AUGREG_21K)}"
+        )
+    config = _augreg(imagenet21k(model))
+    config.augment.level = AUGREG_21K[model]
+    return config
+
+
+def _augreg(config: ConfigDict) -> ConfigDict:
+    """What all of AugReg's runs share, where the ViT paper's differ (section 3 of 2106.10270)."""
+    config.epochs = 300.0
+    config.model.pre_logits, config.model.dropout, config.model.stochastic_depth = False, 0.0, 0.0
+    config.loss.label_smoothing = 0.0
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.weight_decay = 0.1
     return config
 

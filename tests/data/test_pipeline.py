@@ -7,6 +7,7 @@ import pytest
 from absl import flags
 
 from vit_jax.data.pipeline import SkipLog, evaluation_batches, training_batches
+from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources import Example, InMemory
 from vit_jax.errors import UserError
 
@@ -37,10 +38,7 @@ def train(source=None, count=10, *, seed=0, first_step=0, workers=0, batch_size=
         seed=seed,
         batch_size=batch_size,
         first_step=first_step,
-        image_size=8,
-        crop_area=(0.3, 1.0),
-        crop_aspect=(3 / 4, 4 / 3),
-        flip=True,
+        crop=TrainCrop(8, area=(0.3, 1.0)),
         workers=workers,
         **process,
     )
@@ -104,7 +102,9 @@ def test_worker_processes_give_the_same_batches():
 
 def evaluate(source=None, **process) -> list[dict]:
     return list(
-        evaluation_batches(source or numbered(), batch_size=8, image_size=8, resize=8, workers=0, **process)
+        evaluation_batches(
+            source or numbered(), batch_size=8, crop=TestCrop(8, resize=8), workers=0, **process
+        )
     )
 
 

@@ -203,7 +203,7 @@ def test_tfds_data_set_in_another_format_says_how_to_convert(tmp_path):
     info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
     for file in info.parent.glob("*.array_record*"):
         file.rename(str(file).replace("array_record", "tfrecord"))
-    with pytest.raises(UserError, match="not stored as ArrayRecord; run: tfds convert_format"):
+    with pytest.raises(UserError, match="not stored as ArrayRecord; run: python -m vit_jax.prepare"):
         open_source("tfds", "train", path=f"one_label:{tmp_path}")
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.training.objective import classification_loss, correct
+from vit_jax.training.objective import class_targets, classification_loss, correct
 
 LABELS = np.array([[2, -1, -1], [0, 3, -1], [4, 1, 4], [-1, -1, -1]])
 
@@ -27,7 +27,8 @@ def targets(smoothing: float, even: bool) -> np.ndarray:
 def test_softmax_loss_equals_numpy(logits, smoothing):
     log_probability = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     expected = -(targets(smoothing, even=True) * log_probability).sum(1)
-    got = classification_loss(jnp.asarray(logits), jnp.asarray(LABELS), "softmax", smoothing)
+    soft = class_targets(jnp.asarray(LABELS), 5, "softmax")
+    got = classification_loss(jnp.asarray(logits), soft, "softmax", smoothing)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -36,8 +37,19 @@ def test_sigmoid_loss_is_summed_over_the_classes(logits, smoothing):
     probability = 1 / (1 + np.exp(-logits))
     target = targets(smoothing, even=False)
     expected = -(target * np.log(probability) + (1 - target) * np.log(1 - probability)).sum(1)
-    got = classification_loss(jnp.asarray(logits), jnp.asarray(LABELS), "sigmoid", smoothing)
+    hot = class_targets(jnp.asarray(LABELS), 5, "sigmoid")
+    got = classification_loss(jnp.asarray(logits), hot, "sigmoid", smoothing)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_loss_of_mixed_targets_is_the_mixture_of_the_losses(logits, name):
+    one = class_targets(jnp.asarray(LABELS), 5, name)
+    other = jnp.roll(one, 1, axis=0)
+    loss = [
+        classification_loss(jnp.asarray(logits), t, name, 0.1) for t in (0.7 * one + 0.3 * other, one, other)
+    ]
+    np.testing.assert_allclose(loss[0], 0.7 * loss[1] + 0.3 * loss[2], rtol=1e-5)
 
 
 def test_any_of_an_images_classes_is_right():

@@ -14,14 +14,15 @@ from vit_jax.training.step import init_metrics, init_state, make_eval_step, make
 from vit_jax.training.workdir import model_arguments
 
 
-def setup(dropout=0.0, micro_batches=1, **optimizer):
+def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), **optimizer):
     """A tiny model's step, its first state, zero metrics, and the pieces to make others."""
     config = base_config()
     config.micro_batches = micro_batches
     config.model.update(
         dict(name="ViT-Ti/4", dim=16, depth=2, hidden=32, heads=2, dropout=dropout, head_bias=0.1)
     )
-    config.data.image_size = 8
+    config.data.image_size, config.data.flip = 8, flip
+    config.augment.update(dict(augment))
     config.optimizer.update(dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer)
     graphdef, params = nnx.split(model_factory(num_classes=5, **model_arguments(config))(rngs=nnx.Rngs(0)))
     params = nnx.to_pure_dict(params)
@@ -61,6 +62,33 @@ def test_micro_batches_give_the_update_of_the_whole_batch():
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
     for name in metrics:
         np.testing.assert_allclose(same_metrics[name], metrics[name], rtol=1e-5)
+
+
+AUGMENTED = dict(mixup=0.8, cutmix=1.0, erasing=0.5)
+
+
+def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
+    settings = dict(flip=True, augment=AUGMENTED)
+    (whole, metrics), (parts, same_metrics) = (after_one_step(micro_batches=n, **settings) for n in (1, 4))
+    np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
+    for name in metrics:
+        np.testing.assert_allclose(same_metrics[name], metrics[name], rtol=1e-5)
+
+
+def test_each_augmentation_of_the_config_changes_the_update():
+    plain, _ = after_one_step()
+    changes = [dict(cutmix=1.0), dict(erasing=0.5), dict(level="strong2")]
+    for changed in [dict(flip=True), *(dict(augment=values) for values in changes)]:
+        assert (after_one_step(**changed)[0] != plain).any(), changed
+
+
+def test_every_step_augments_differently():
+    step, state, metrics, *_, mesh = setup(augment=dict(mixup=0.8), learning_rate=0.0)
+    losses = []
+    for _ in range(3):
+        state, sums = step(state, metrics, make_batch(mesh))
+        losses.append(float(sums["loss"]))
+    assert len(set(losses)) == 3
 
 
 def test_every_micro_batch_drops_out_by_its_own_key():

@@ -1,19 +1,28 @@
 """Batches for this process, a function of the seed and the step.
 
-Training reads position n of an endless sequence of epochs, each a seeded permutation of the
-source. Global batch k is positions [k B, (k + 1) B); a process reads its contiguous part. So
-the k-th batch is the same for any number of processes, and resuming is reading from k.
+Training reads position n of an endless sequence of epochs (`order.py`). Global batch k is positions
+[k B, (k + 1) B); a process reads its contiguous part. So the k-th batch is the same for any number of
+processes, and resuming is reading from k. What is random about an image is drawn from (seed, n).
+
+Work is handed out in chunks of a batch, so that a large batch is decoded by all workers at once and
+none of them holds more than its chunks.
 """
+
+import sys
+from collections.abc import Callable, Iterator
 
 import grain
 import numpy as np
 
-from vit_jax.data.preprocess import Unreadable, central_crop, decode, random_crop
+from vit_jax.data.decode import Unreadable
+from vit_jax.data.order import Order
+from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 
+MAX_CHUNK = 64  # Images.
 MAX_REPLACEMENTS = 100  # Neighbours tried in the place of an unreadable image.
 
 
@@ -23,11 +32,9 @@ def training_batches(
     seed: int,
     batch_size: int,
     first_step: int,
-    image_size: int,
-    crop_area: tuple[float, float],
-    crop_aspect: tuple[float, float],
-    flip: bool,
+    crop: TrainCrop,
     workers: int,
+    augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
     process: int = 0,
     processes: int = 1,
 ) -> grain.DatasetIterator[Batch]:
@@ -35,39 +42,55 @@ def training_batches(
 
     Args:
       batch_size: of all processes together; must divide by `processes`.
-      workers: processes that decode; 0 decodes in threads of this one.
+      workers: processes that decode; 0 decodes in a thread of this one.
+      augment: applied to the crop, uint8 to uint8.
 
     Yields:
       `image` uint8 `[local batch, size, size, 3]`, `labels` int32 `[local batch, max_labels]`
       padded with -1, and `unreadable` int64 `[local batch]`: the index of an image that had to be
       replaced by its next readable neighbour, else -1.
-    """
 
-    def load(index: int, rng: np.random.Generator) -> Batch:
-        broken = -1
+    Raises:
+      UserError: too many unreadable images in a row.
+    """
+    order = Order(seed, source.sizes, source.weights)
+    local = batch_size // processes
+    chunks = -(-local // MAX_CHUNK)
+
+    def load_image(rng: np.random.Generator, index: int, batch: Batch, row: int) -> None:
         for candidate in range(index, index + MAX_REPLACEMENTS):
             candidate %= len(source)
             example = source[candidate]
             try:
-                image = decode(example.image)
+                pixels = crop(example.image, rng, batch["image"][row])
             except Unreadable:
-                broken = candidate if broken < 0 else broken
+                if candidate == index:
+                    batch["unreadable"][row] = index
                 continue
-            pixels = random_crop(image, rng, image_size, crop_area, crop_aspect, flip)
-            return _row(pixels, example.labels, source.max_labels, broken)
+            if augment:
+                batch["image"][row] = augment(pixels, rng)
+            batch["labels"][row, : len(example.labels)] = example.labels
+            return
         raise UserError(f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on")
 
-    data = grain.MapDataset.range(len(source)).shuffle(seed=seed).repeat().seed(seed)
-    data = data.random_map(load).batch(batch_size // processes)[process::processes][first_step:]
-    return _iterate(data, workers)
+    def load(number: int) -> Batch:
+        step, part = divmod(number, chunks)
+        first = step * batch_size + process * local
+        positions = np.arange(first + part * local // chunks, first + (part + 1) * local // chunks)
+        batch = _empty(len(positions), crop.size, source)
+        draws = _generators(seed, positions)
+        for row, (rng, index) in enumerate(zip(draws, order(positions).tolist(), strict=True)):
+            load_image(rng, index, batch, row)
+        return batch
+
+    return _iterate(grain.MapDataset.range(first_step * chunks, sys.maxsize).map(load), chunks, workers)
 
 
 def evaluation_batches(
     source: Source,
     *,
     batch_size: int,
-    image_size: int,
-    resize: int,
+    crop: TestCrop,
     workers: int,
     process: int = 0,
     processes: int = 1,
@@ -78,21 +101,30 @@ def evaluation_batches(
       As `training_batches`, and `mask` bool `[local batch]`: False for an unreadable image and
       for the padding that fills the last batch.
     """
-    blank = np.zeros((image_size, image_size, 3), np.uint8)
+    local = batch_size // processes
+    chunks = -(-local // MAX_CHUNK)
 
-    def load(index: int) -> Batch:
-        if index >= len(source):
-            return _row(blank, (), source.max_labels, -1) | {"mask": np.bool_(False)}
-        example = source[index]
-        try:
-            pixels = central_crop(decode(example.image), image_size, resize)
-        except Unreadable:
-            return _row(blank, (), source.max_labels, index) | {"mask": np.bool_(False)}
-        return _row(pixels, example.labels, source.max_labels, -1) | {"mask": np.bool_(True)}
+    def load(number: int) -> Batch:
+        step, part = divmod(number, chunks)
+        first = step * batch_size + process * local
+        indices = range(first + part * local // chunks, first + (part + 1) * local // chunks)
+        batch = _empty(len(indices), crop.size, source) | {"mask": np.zeros(len(indices), bool)}
+        batch["image"][:] = 0
+        for row, index in enumerate(indices):
+            if index >= len(source):
+                break
+            example = source[index]
+            try:
+                crop(example.image, batch["image"][row])
+            except Unreadable:
+                batch["unreadable"][row] = index
+                continue
+            batch["labels"][row, : len(example.labels)] = example.labels
+            batch["mask"][row] = True
+        return batch
 
-    batches = -(-len(source) // batch_size)
-    data = grain.MapDataset.range(batches * batch_size).map(load)
-    return _iterate(data.batch(batch_size // processes)[process::processes], workers)
+    steps = -(-len(source) // batch_size)
+    return _iterate(grain.MapDataset.range(steps * chunks).map(load), chunks, workers)
 
 
 class SkipLog:
@@ -122,16 +154,36 @@ class SkipLog:
         return batch
 
 
-def _row(pixels, labels, max_labels, unreadable) -> Batch:
-    padded = np.full(max_labels, -1, np.int32)
-    padded[: len(labels)] = labels
-    return {"image": pixels, "labels": padded, "unreadable": np.int64(unreadable)}
+def _generators(seed: int, positions: np.ndarray) -> Iterator[np.random.Generator]:
+    """A generator for each position, good until the next is asked for: one that is set back each time.
+
+    To make a new one takes ten times as long.
+    """
+    bits = np.random.Philox(key=(seed, 0))
+    fresh, generator = bits.state, np.random.Generator(bits)
+    for position in positions.tolist():
+        fresh["state"]["key"][1] = position
+        bits.state = fresh
+        yield generator
 
 
-def _iterate(data: grain.MapDataset, workers: int) -> grain.DatasetIterator[Batch]:
+def _empty(images: int, size: int, source: Source) -> Batch:
+    return {
+        "image": np.empty((images, size, size, 3), np.uint8),
+        "labels": np.full((images, source.max_labels), -1, np.int32),
+        "unreadable": np.full(images, -1, np.int64),
+    }
+
+
+def _iterate(data: grain.MapDataset[Batch], chunks: int, workers: int) -> grain.DatasetIterator[Batch]:
+    """Batches of so many chunks each."""
+    data = data.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
     if workers:
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-        data = data.to_iter_dataset(options).mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-    else:
-        data = data.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
+        data = data.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    if chunks > 1:
+        data = data.batch(chunks, batch_fn=_join)
     return iter(data)
+
+
+def _join(chunks: list[Batch]) -> Batch:
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}

@@ -1,44 +1,90 @@
-"""From an encoded image to uint8 pixels of the model's size."""
+"""Crops: which rectangle of an image is seen, and its pixels at the model's size.
 
-import io
+All of them keep to one form: a rectangle is chosen from the image's height and width alone, then
+decoded and resized bilinearly. So the paper's "resize, then crop" costs no more than the crop.
+"""
+
+import dataclasses
 import math
 
 import numpy as np
-from PIL import Image, ImageOps
 
-Image.MAX_IMAGE_PIXELS = 178_956_970  # A larger one is refused, not decoded.
+from vit_jax.data.decode import Box, open_image
 
-
-class Unreadable(Exception):
-    """The bytes are not an image that can be decoded whole."""
+CROPS = ("inception", "square", "short_side", "none")
+TEST_CROPS = ("short_side", "square")
 
 
-def decode(image: bytes | np.ndarray) -> Image.Image:
-    """Opens an encoded image (or wraps decoded pixels) as RGB.
+@dataclasses.dataclass(frozen=True)
+class TrainCrop:
+    """A random crop to `size`.
 
-    Raises:
-      Unreadable: not an image, cut short, or absurdly large.
+    `inception`: a share `area` of the image of an aspect ratio `aspect` (paper, appendix B.1; width
+    over height). `square`: the image squeezed to `resize`, and `size` of it (BiT, and the paper's
+    fine-tuning: 448 and 384). `short_side`: the same with the aspect ratio kept. `none`: all of the
+    image, squeezed (BiT's for tasks where a crop changes the label).
     """
-    if isinstance(image, np.ndarray):
-        return Image.fromarray(image)
-    try:
-        opened = Image.open(io.BytesIO(image))
-        if opened.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255.
-            return Image.fromarray((np.asarray(opened) / 257).round().astype(np.uint8)).convert("RGB")
-        upright = ImageOps.exif_transpose(opened) if opened.getexif() else opened
-        return upright.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, EOFError) as error:
-        raise Unreadable(str(error)) from error
+
+    size: int
+    kind: str = "inception"
+    area: tuple[float, float] = (0.05, 1.0)
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    resize: int = 0
+    mode: str = "fast"
+
+    def __call__(
+        self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """uint8 `[size, size, 3]`, in `out` if given.
+
+        Raises:
+          Unreadable: see `vit_jax.data.decode`.
+        """
+        opened = open_image(image, self.mode)
+        height, width = opened.height, opened.width
+        if self.kind == "inception":
+            box = inception_box(rng, height, width, self.area, self.aspect)
+        elif self.kind == "none":
+            box = Box(0, 0, width, height)
+        else:
+            box = part_box(height, width, self.kind, self.resize, self.size, *rng.random(2).tolist())
+        out = np.empty((self.size, self.size, 3), np.uint8) if out is None else out
+        opened.crop(box, self.size, out)
+        return out
 
 
-def inception_crop_box(
+@dataclasses.dataclass(frozen=True)
+class TestCrop:
+    """The centre of the image at `size`, after a resize to `resize`.
+
+    `short_side`: of its short side, the aspect ratio kept (pre-training). `square`: of both sides
+    (few-shot evaluation: 256 and 224; fine-tuning, where `resize` is `size`: all of the image).
+    """
+
+    __test__ = False  # Of images, not a test: for pytest.
+
+    size: int
+    kind: str = "short_side"
+    resize: int = 256
+    mode: str = "fast"
+
+    def __call__(self, image: bytes | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """uint8 `[size, size, 3]`, in `out` if given; raises `Unreadable`."""
+        opened = open_image(image, self.mode)
+        box = part_box(opened.height, opened.width, self.kind, self.resize, self.size, 0.5, 0.5)
+        out = np.empty((self.size, self.size, 3), np.uint8) if out is None else out
+        opened.crop(box, self.size, out)
+        return out
+
+
+def inception_box(
     rng: np.random.Generator,
     height: int,
     width: int,
     area: tuple[float, float] = (0.05, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
-) -> tuple[int, int, int, int]:
-    """A random rectangle (left, top, right, bottom): share of the area and aspect ratio at random.
+) -> Box:
+    """A random rectangle: share of the area and aspect ratio at random.
 
     Ten draws are tried for one that fits; failing these, the largest centred one of a legal
     aspect ratio is taken.
@@ -51,31 +97,21 @@ def inception_crop_box(
         w, h = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
         if 0 < w <= width and 0 < h <= height:
             left, top = int(left_draw * (width - w + 1)), int(top_draw * (height - h + 1))
-            return left, top, left + w, top + h
+            return Box(left, top, left + w, top + h)
     w = min(width, max(1, int(height * aspect[1])))
     h = min(height, max(1, int(width / aspect[0])))
     left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
+    return Box(left, top, left + w, top + h)
 
 
-def random_crop(
-    image: Image.Image,
-    rng: np.random.Generator,
-    size: int,
-    area: tuple[float, float] = (0.05, 1.0),
-    aspect: tuple[float, float] = (3 / 4, 4 / 3),
-    flip: bool = True,
-) -> np.ndarray:
-    """Inception crop to `[size, size, 3]` uint8, mirrored half of the time (paper, appendix B.1)."""
-    box = inception_crop_box(rng, image.height, image.width, area, aspect)
-    pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
-    return pixels[:, ::-1] if flip and rng.random() < 0.5 else pixels
+def part_box(height: int, width: int, kind: str, resize: int, size: int, x: float, y: float) -> Box:
+    """What a crop to `size` sees of an image that was resized to `resize` (`square`, `short_side`).
 
-
-def central_crop(image: Image.Image, size: int, resize: int) -> np.ndarray:
-    """Short side to `resize`, then the central `[size, size, 3]`; the aspect ratio is kept."""
-    scale = min(image.height, image.width) / resize
-    side = size * scale
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    box = (left, top, left + side, top + side)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    Args:
+      x, y: where the crop lies between left and right and between top and bottom, from 0 to 1.
+    """
+    share = size / resize
+    w, h = (width, height) if kind == "square" else (min(height, width),) * 2
+    w, h = max(1, round(w * share)), max(1, round(h * share))
+    left, top = round(x * (width - w)), round(y * (height - h))
+    return Box(left, top, left + w, top + h)

@@ -10,10 +10,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import Source
 from vit_jax.parallel.mesh import split_batch, to_devices
+from vit_jax.training.augment import normalize
 from vit_jax.training.report import Sample
-from vit_jax.training.step import make_eval_step, normalize
+from vit_jax.training.step import make_eval_step
 
 
 class Evaluator:
@@ -25,8 +27,7 @@ class Evaluator:
         batch_size = min(config.batch_size, -(-len(source) // devices) * devices)
         self._arguments = dict(
             batch_size=batch_size,
-            image_size=config.data.image_size,
-            resize=config.data.test_resize,
+            crop=test_crop(config),
             workers=config.data.workers,
             process=jax.process_index(),
             processes=jax.process_count(),
@@ -75,7 +76,13 @@ class Evaluator:
         ]
 
 
-class _Picked:
+def test_crop(config: ConfigDict) -> TestCrop:
+    """What an evaluation sees of an image."""
+    data = config.data
+    return TestCrop(data.image_size, data.test_crop, data.test_resize, data.decode)
+
+
+class _Picked(Source):
     """Some images of a source."""
 
     def __init__(self, source: Source, indices: np.ndarray):

@@ -16,7 +16,9 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, training_batches
+from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import Source, open_source
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, model_factory
@@ -160,9 +162,14 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
 def open_sources(config: ConfigDict) -> tuple[Source, Source]:
     """The training and the test split."""
     values = config.data
-    arguments = dict(path=values.path, label_key=values.label_key)
-    if values.source == "synthetic":
-        arguments |= dict(image_size=values.image_size, num_classes=values.num_classes or 10)
+    arguments = dict(
+        path=values.path,
+        label_key=values.label_key,
+        num_classes=values.num_classes,
+        parts=values.parts or (),
+        weights=values.weights,
+        image_size=values.image_size,
+    )
     train_source = open_source(values.source, values.train_split, **arguments)
     names = train_source.class_names
     return train_source, open_source(values.source, values.test_split, class_names=names, **arguments)
@@ -170,21 +177,28 @@ def open_sources(config: ConfigDict) -> tuple[Source, Source]:
 
 def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh) -> Feed:
     """Training batches from step `first_step` on, placed on the devices of `mesh`."""
+    layers_magnitude, _ = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)
     batches = training_batches(
         source,
         seed=config.seed,
         batch_size=config.batch_size,
         first_step=first_step,
-        image_size=config.data.image_size,
-        crop_area=config.data.crop_area,
-        crop_aspect=config.data.crop_aspect,
-        flip=config.data.flip,
+        crop=train_crop(config),
+        augment=host_augmentation(layers_magnitude, config.augment.color_jitter),
         workers=config.data.workers,
         process=jax.process_index(),
         processes=jax.process_count(),
     )
     skipped = SkipLog(source, config.data.max_unreadable, say)
     return Feed(batches, skipped.check, split_batch(mesh))
+
+
+def train_crop(config: ConfigDict) -> TrainCrop:
+    """What training sees of an image."""
+    data = config.data
+    return TrainCrop(
+        data.image_size, data.crop, data.crop_area, data.crop_aspect, data.crop_resize or 0, data.decode
+    )
 
 
 def class_count(config: ConfigDict, source: Source) -> int:

@@ -13,16 +13,34 @@ def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:
     return jax.nn.one_hot(labels, num_classes).max(axis=1)
 
 
-def classification_loss(logits: jax.Array, labels: jax.Array, name: str, smoothing: float) -> jax.Array:
+def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
+    """What the loss `name` wants to see, `[batch, classes]`.
+
+    `softmax`: the labels' even mixture; `sigmoid`: one for each label.
+    """
+    targets = multi_hot(labels, num_classes)
+    if name == "softmax":
+        targets = targets / jnp.maximum(targets.sum(-1, keepdims=True), 1)
+    return targets
+
+
+def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> jax.Array:
+    """`class_targets` of a batch's `labels`, mixed with its partners' where `augment` mixed the images."""
+    targets = class_targets(batch["labels"], num_classes, name)
+    if "share" not in batch:
+        return targets
+    share = batch["share"][:, None]
+    return share * targets + (1 - share) * class_targets(batch["partner_labels"], num_classes, name)
+
+
+def classification_loss(logits: jax.Array, targets: jax.Array, name: str, smoothing: float) -> jax.Array:
     """Cross-entropy of each image, `[batch]`.
 
     Args:
-      name: `softmax` against the labels' even mixture, or `sigmoid`, summed over the classes.
+      targets: as `class_targets` makes them, or a mixture of such.
+      name: `softmax`, or `sigmoid`, summed over the classes.
       smoothing: share of the target that is spread over all classes.
     """
-    targets = multi_hot(labels, logits.shape[-1])
-    if name == "softmax":
-        targets = targets / jnp.maximum(targets.sum(-1, keepdims=True), 1)
     targets = (1 - smoothing) * targets + smoothing / logits.shape[-1]
     if name == "softmax":
         return optax.softmax_cross_entropy(logits, targets)

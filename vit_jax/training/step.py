@@ -14,8 +14,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
+from vit_jax.data.augment import resolve
 from vit_jax.parallel.mesh import replicated, split_batch
-from vit_jax.training.objective import classification_loss, correct
+from vit_jax.training.augment import augment, normalize
+from vit_jax.training.objective import batch_targets, classification_loss, correct
+
+AUGMENT = 2**31  # Folded into a step's key; dropout folds in small numbers.
 
 State = dict
 Metrics = dict[str, jax.Array]
@@ -32,24 +36,30 @@ def init_state(params: dict, optimizer: optax.GradientTransformation) -> State:
     return {"params": params, "optimizer": optimizer.init(params), "step": np.int32(0)}
 
 
-def normalize(images: jax.Array) -> jax.Array:
-    """uint8 to float32 in [-1, 1]."""
-    return images.astype(jnp.float32) / 127.5 - 1
-
-
 def make_train_step(
     graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: ConfigDict, mesh: Mesh
 ) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
     """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's memory is reused.
 
-    With `config.micro_batches` above 1 the batch is cut up, each part drops out by its own key,
-    and the gradients are averaged: the same update as from the whole batch.
+    The batch is augmented as a whole. With `config.micro_batches` above 1 it is then cut up, each
+    part drops out by its own key, and the gradients are averaged: the same update as from the
+    whole batch.
     """
+    values = config.augment
+    _, mixup = resolve(values.level, values.randaugment, values.mixup)
+    augmentations = dict(
+        flip=config.data.flip,
+        erasing=values.erasing,
+        mixup=mixup,
+        cutmix=values.cutmix,
+        cutmix_share=values.cutmix_share,
+    )
 
     def loss_of(params, micro, key):
         model = nnx.merge(graphdef, params)
         logits = model(normalize(micro["image"]), nnx.Rngs(dropout=key))
-        losses = classification_loss(logits, micro["labels"], config.loss.name, config.loss.label_smoothing)
+        targets = batch_targets(micro, logits.shape[-1], config.loss.name)
+        losses = classification_loss(logits, targets, config.loss.name, config.loss.label_smoothing)
         return losses.mean(), correct(logits, micro["labels"]).mean()
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
@@ -77,6 +87,7 @@ def make_train_step(
     def train_step(state, metrics, batch):
         step = state["step"] + 1
         key = jax.random.fold_in(jax.random.key(config.seed), step)
+        batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
         (loss, accuracy), gradient = accumulate(state["params"], batch, key)
         norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(gradient, state["optimizer"], state["params"])
@@ -107,7 +118,8 @@ def make_eval_step(graphdef: nnx.GraphDef, config: ConfigDict, mesh: Mesh) -> Ca
 
     def eval_step(params, batch):
         logits = nnx.merge(graphdef, params)(normalize(batch["image"]))
-        losses = classification_loss(logits, batch["labels"], config.loss.name, smoothing=0.0)
+        targets = batch_targets(batch, logits.shape[-1], config.loss.name)
+        losses = classification_loss(logits, targets, config.loss.name, smoothing=0.0)
         keep = batch["mask"]
         return {
             "loss": jnp.where(keep, losses, 0).sum(),

@@ -1,0 +1,200 @@
+"""Augmentations on the device: their statistics, their arithmetic against NumPy, their independence
+of the number of devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vit_jax.training.augment import (
+    augment,
+    cutmix_weights,
+    mix,
+    mixing_weights,
+    mixup_weights,
+    normalize,
+    random_erasing,
+    random_flip,
+)
+from vit_jax.training.objective import batch_targets, class_targets
+
+ROOT = Path(__file__).parents[2]
+EVERYTHING = dict(flip=True, erasing=0.5, mixup=0.8, cutmix=1.0, cutmix_share=0.5)
+SIZE = (64, 48)
+
+
+def make_batch(size=16) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(size, 8, 6, 3), dtype=np.uint8)
+    labels = rng.integers(5, size=(size, 2)).astype(np.int32)
+    labels[::3, 1] = -1
+    return {"image": jnp.asarray(images), "labels": jnp.asarray(labels)}
+
+
+def keys(count: int) -> jax.Array:
+    return jax.random.split(jax.random.key(7), count)
+
+
+def test_bytes_become_minus_one_to_one():
+    assert normalize(jnp.array([0, 255], jnp.uint8)).tolist() == [-1.0, 1.0]
+
+
+def test_nothing_on_changes_nothing():
+    batch = make_batch()
+    same = augment(batch, jax.random.key(0))
+    assert same.keys() == batch.keys()
+    assert all(same[name] is batch[name] for name in batch)
+
+
+def test_every_image_is_flipped_half_of_the_time():
+    images = jnp.broadcast_to(jnp.arange(4, dtype=jnp.uint8)[None, None, :, None], (4000, 2, 4, 3))
+    rows = np.asarray(random_flip(images, jax.random.key(0)))[:, 0, :, 0]
+    flipped = (rows == [3, 2, 1, 0]).all(1)
+    assert (flipped | (rows == [0, 1, 2, 3]).all(1)).all()
+    assert 0.47 < flipped.mean() < 0.53
+
+
+def test_flipped_images_stay_bytes():
+    assert augment(make_batch(), jax.random.key(0), flip=True)["image"].dtype == jnp.uint8
+
+
+def test_erasing_has_its_probability_area_shape_and_noise():
+    blank = jnp.full((1500, 64, 48, 3), 5.0)
+    erased = np.asarray(jax.jit(random_erasing)(blank, jax.random.key(0), 0.25))
+    mask = (erased != 5).all(-1)
+    hit = mask.any((1, 2))
+    assert 0.21 < hit.mean() < 0.29
+    height, width = mask[hit].any(2).sum(1), mask[hit].any(1).sum(1)
+    assert (height * width == mask[hit].sum((1, 2))).all()  # A rectangle.
+    share = height * width / (64 * 48)
+    assert share.min() > 0.014 and share.max() < 0.35 and 0.15 < share.mean() < 0.2
+    ratio = height / width
+    assert 0.2 < ratio.min() < 0.4 and 2.5 < ratio.max() < 5
+    noise = erased[mask]
+    np.testing.assert_allclose(noise.mean(0), [-0.03, -0.088, -0.188], atol=0.01)
+    np.testing.assert_allclose(noise.std(0), [0.458, 0.448, 0.45], atol=0.01)
+
+
+def test_erased_rectangles_reach_every_pixel():
+    erased = jax.jit(random_erasing)(jnp.full((2000, 8, 8, 3), 5.0), jax.random.key(0), 1.0)
+    assert (np.asarray(erased) != 5).any((0, 3)).all()
+
+
+many_mixups = jax.jit(jax.vmap(lambda key, alpha: mixup_weights(key, (1, 1), alpha), in_axes=(0, None)))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8])
+def test_mixup_keeps_the_larger_share_of_a_beta(alpha):
+    a = np.asarray(many_mixups(keys(4000), alpha))
+    assert a.min() >= 0.5 and a.max() <= 1
+    # The variance of Beta(alpha, alpha), which has its mean at 1/2.
+    np.testing.assert_allclose(((a - 0.5) ** 2).mean(), 1 / (4 * (2 * alpha + 1)), rtol=0.05)
+
+
+def test_cutmix_cuts_one_rectangle_of_the_area_in_the_paper():
+    masks = np.asarray(jax.jit(jax.vmap(lambda key: cutmix_weights(key, SIZE, 1.0)))(keys(3000))) == 0
+    height, width = masks.any(2).sum(1), masks.any(1).sum(1)
+    assert (height * width == masks.sum((1, 2))).all()
+    # A side of s is s - s^2 / 4 on average after the edge; its square, for s^2 uniform, is 0.321.
+    np.testing.assert_allclose(masks.mean(), 0.321, atol=0.02)
+    assert masks.any(0).all()
+
+
+def test_either_is_drawn_by_its_share_where_both_are_on():
+    weights = jax.vmap(lambda key: mixing_weights(key, (4, 4), 0.8, 1.0, 0.25))
+    w = np.asarray(jax.jit(weights)(keys(2000)))
+    assert 0.71 < ((w > 0) & (w < 1)).all((1, 2)).mean() < 0.79
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("share", [0.8, 0.25])
+def test_mixing_is_that_of_numpy(name, share):
+    batch = make_batch()
+    mixed = mix(batch, jnp.full((8, 6), share))
+    images = np.asarray(batch["image"]) / 127.5 - 1
+    np.testing.assert_allclose(
+        mixed["image"], share * images + (1 - share) * np.roll(images, 1, 0), atol=1e-6
+    )
+    own = np.zeros((16, 5))
+    for row, labels in zip(own, np.asarray(batch["labels"]), strict=True):
+        row[[label for label in labels if label >= 0]] = 1
+    if name == "softmax":
+        own /= own.sum(1, keepdims=True)
+    expected = share * own + (1 - share) * np.roll(own, 1, 0)
+    np.testing.assert_allclose(batch_targets(mixed, 5, name), expected, atol=1e-6)
+
+
+def test_cut_images_share_by_the_area_that_is_left():
+    batch = make_batch()
+    weights = np.ones((8, 6), np.float32)
+    weights[:3, 4:] = 0
+    mixed = mix(batch, jnp.asarray(weights))
+    own, partner = normalize(batch["image"]), np.roll(normalize(batch["image"]), 1, 0)
+    np.testing.assert_allclose(mixed["image"][:, :3, 4:], partner[:, :3, 4:], atol=1e-6)
+    np.testing.assert_allclose(mixed["image"][:, 3:], own[:, 3:], atol=1e-6)
+    np.testing.assert_allclose(mixed["share"], 42 / 48, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("share", "roll"), [(0.8, 0), (0.2, 1)])
+def test_labels_are_those_of_the_larger_share(share, roll):
+    batch = make_batch()
+    mixed = mix(batch, jnp.full((8, 6), share))
+    np.testing.assert_array_equal(mixed["labels"], np.roll(batch["labels"], roll, 0))
+    np.testing.assert_allclose(mixed["share"], 0.8, rtol=1e-6)
+
+
+jitted = jax.jit(lambda batch, key: augment(batch, key, **EVERYTHING | dict(erasing=0.0)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from(["softmax", "sigmoid"]))
+def test_targets_keep_their_sum(seed, name):
+    batch = make_batch()
+    mixed = jitted(batch, jax.random.key(seed))
+    sums = class_targets(batch["labels"], 5, name).sum(-1)
+    total = batch_targets(mixed, 5, name).sum()
+    np.testing.assert_allclose(total, sums.sum(), rtol=1e-5)
+    assert mixed["image"].shape == batch["image"].shape and mixed["image"].dtype == jnp.float32
+
+
+def test_one_augmentation_does_not_change_the_draws_of_another():
+    batch, key = make_batch(), jax.random.key(3)
+    alone = augment(batch, key, flip=True)["image"]
+    with_mixup = augment(batch, key, flip=True, mixup=0.5)
+    own = mix({"image": alone, "labels": batch["labels"]}, mixing_weights(key, (8, 6), 0.5, 0.0, 0.5))
+    np.testing.assert_array_equal(with_mixup["image"], own["image"])
+
+
+EIGHT = """
+import jax, numpy as np
+from vit_jax.parallel.mesh import split_batch
+from tests.training.test_augment import EVERYTHING, augment, make_batch
+assert jax.device_count() == 8
+results = []
+for devices in (1, 8):
+    sharding = split_batch(jax.sharding.Mesh(jax.devices()[:devices], ("data",)))
+    step = jax.jit(lambda b, key: augment(b, key, **EVERYTHING), in_shardings=(sharding, None))
+    results.append([
+        jax.device_get(step(jax.device_put(make_batch(), sharding), jax.random.key(seed)))
+        for seed in range(4)
+    ])
+jax.tree.map(lambda one, eight: np.testing.assert_allclose(one, eight, atol=1e-6), *results)
+"""
+
+
+def test_eight_devices_augment_as_one():
+    eight = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", EIGHT], cwd=ROOT, env=os.environ | eight, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,253 @@
+"""How many images a core turns into training crops, beside other ways to do it."""
+
+import contextlib
+import io
+import itertools
+import math
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data import decode
+from vit_jax.data.decode import Box
+from vit_jax.data.order import Order
+from vit_jax.data.pipeline import training_batches
+from vit_jax.data.preprocess import TrainCrop, inception_box
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+
+SIZE, BATCH = 224, 64
+IMAGES = 512
+PHOTOGRAPHS = (  # Of scikit-image's, those in colour that come with the package.
+    *("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png"),
+    *("motorcycle_left.png", "motorcycle_right.png", "retina.jpg", "rocket.jpg"),
+)
+
+
+def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) -> None:
+    """Prints images/s of each way on one core, turn by turn, and what the fast way costs in quality.
+
+    Every way has a process of its own, pinned to one core, and reads the same files; a turn is
+    `IMAGES` images, after a quarter of that to warm up. What is counted is the process's CPU time,
+    all threads together, so that other work on the machine disturbs less; for the comparison of two
+    workers with one it is the clock. Ways whose library is missing are named.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        make_photographs(Path(folder))
+        files = sorted(Path(folder).rglob("*.jpg"))
+        kilobytes = sum(file.stat().st_size for file in files) / len(files) / 1000
+        print(f"{len(files)} JPEGs of about 500x375 pixels and {kilobytes:.0f} kB, crops to {SIZE}, one core")
+        if not decode.is_fast():
+            print("vit_jax has no JPEG decoder of its own here, so Pillow decodes: apt install libjpeg-dev")
+        figures = take_turns(WAYS, folder, rounds, one_core=True)
+        full = figures["full decode"]
+        for name, rate in figures.items():
+            print(f"{name:34} {rate:7,.0f} images/s  {rate / full:5.2f} of the full decode")
+        for name in ("tf.data, fused decode and crop", "Pillow"):
+            if name in figures:
+                print(f"vit_jax is {figures['vit_jax'] / figures[name]:.2f} times {name}")
+
+        workers = take_turns(
+            {"1 worker": _one_worker, "2 workers": _two_workers}, folder, rounds, one_core=False
+        )
+        for name, rate in workers.items():
+            print(f"{name:34} {rate:7,.0f} images/s")
+        print(f"two workers are {workers['2 workers'] / workers['1 worker']:.2f} times one")
+        print(
+            "cores that a host needs: "
+            + ", ".join(f"{math.ceil(rate / figures['vit_jax'])} for {rate:,} images/s" for rate in rates)
+        )
+        print(quality(files))
+
+
+def make_photographs(folder: Path) -> None:
+    """Writes `IMAGES` JPEGs of 500x375 pixels, give or take a quarter, cut from photographs."""
+    try:
+        import skimage
+    except ImportError as error:
+        raise UserError("the photographs are scikit-image's: pip install scikit-image") from error
+    at = Path(skimage.__file__).parent / "data"
+    photographs = [Image.open(at / name).convert("RGB") for name in PHOTOGRAPHS]
+    rng = np.random.default_rng(0)
+    for i in range(IMAGES):
+        photograph = photographs[i % len(photographs)]
+        width, height = (round(side * rng.uniform(0.75, 1.25)) for side in (500, 375))
+        scale = rng.uniform(0.7, 1) * min(photograph.width / width, photograph.height / height)
+        left = rng.uniform(0, photograph.width - width * scale)
+        top = rng.uniform(0, photograph.height - height * scale)
+        box = (left, top, left + width * scale, top + height * scale)
+        path = folder / "train" / str(i % 10) / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        photograph.resize((width, height), Image.Resampling.LANCZOS, box=box).save(path, quality=92)
+
+
+def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str, float]:
+    """Median images/s of each way over so many rounds, in which each has its turn."""
+    context = multiprocessing.get_context("spawn")
+    core = max(os.sched_getaffinity(0))
+    rates = {}
+    with contextlib.ExitStack() as stack:
+        ends = {}
+        for name, way in ways.items():
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(way, folder, core if one_core else None, theirs))
+            process.start()
+            stack.callback(process.join)
+            stack.callback(ours.send, None)
+            ready = ours.recv()
+            if ready is True:
+                ends[name] = ours
+            else:
+                print(f"{name}: skipped, {ready}")
+        for turn, (name, end) in itertools.product(range(rounds), ends.items()):
+            end.send(turn)
+            rates.setdefault(name, []).append(end.recv())
+    return {name: statistics.median(turns) for name, turns in rates.items()}
+
+
+def _serve(way, folder: str, core: int | None, end) -> None:
+    """Takes a turn whenever asked, and answers with its images/s."""
+    from absl import flags
+
+    flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers ask for flags.
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        with contextlib.closing(way(folder, 1_000)) as batches:  # Imports and caches.
+            next(batches)
+    except ImportError as error:
+        end.send(f"{error} (pip install {error.name})")
+        end.recv()
+        return
+    end.send(True)
+    while (turn := end.recv()) is not None:
+        with contextlib.closing(way(folder, turn)) as batches:
+            for _ in range(IMAGES // BATCH // 4 + 2):
+                next(batches)
+            clock = time.perf_counter if core is None else time.process_time
+            started = clock()
+            for _ in range(IMAGES // BATCH):
+                next(batches)
+            end.send(IMAGES / (clock() - started))
+
+
+def _vit_jax(folder: str, turn: int, workers: int = 0) -> Iterator:
+    return training_batches(
+        open_source("folder", "train", path=folder),
+        seed=turn,
+        batch_size=BATCH,
+        first_step=0,
+        crop=TrainCrop(SIZE),
+        workers=workers,
+    )
+
+
+def _one_worker(folder: str, turn: int) -> Iterator:
+    return _vit_jax(folder, turn, workers=1)
+
+
+def _two_workers(folder: str, turn: int) -> Iterator:
+    return _vit_jax(folder, turn, workers=2)
+
+
+def _tf_data(folder: str, turn: int) -> Iterator:
+    """The way of the authors' pipelines: TensorFlow's fused decode and crop, bilinear, uint8."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    def load(file):
+        data = tf.io.read_file(file)
+        start, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.image.extract_jpeg_shape(data),
+            tf.zeros([0, 0, 4], tf.float32),
+            area_range=(0.05, 1),
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            min_object_covered=0,
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.concat([start[:2], size[:2]], 0)
+        pixels = tf.image.resize(tf.image.decode_and_crop_jpeg(data, window, channels=3), (SIZE, SIZE))
+        return tf.cast(pixels, tf.uint8)
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    files = [str(path) for path in sorted(Path(folder).rglob("*.jpg"))]
+    data = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files), seed=turn).repeat()
+    data = data.map(load, num_parallel_calls=1).batch(BATCH, num_parallel_calls=1).prefetch(2)
+    batches = data.with_options(options).as_numpy_iterator()
+    return (batch for batch in batches)  # A generator can be closed.
+
+
+def _pillow(folder: str, turn: int) -> Iterator:
+    return _plain(folder, turn, _pillow_crop)
+
+
+def _full_decode(folder: str, turn: int) -> Iterator:
+    return _plain(folder, turn, _decode_whole)
+
+
+def _plain(folder: str, turn: int, crop) -> Iterator:
+    """Batches by a plain loop."""
+    source = open_source("folder", "train", path=folder)
+    order = Order(turn, (len(source),))
+    rng = np.random.default_rng(turn)
+    for step in itertools.count():
+        for index in order(np.arange(step * BATCH, (step + 1) * BATCH)).tolist():
+            crop(source[index].image, rng)
+        yield
+
+
+def _pillow_crop(data: bytes, rng: np.random.Generator) -> np.ndarray:
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    box = inception_box(rng, image.height, image.width)
+    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box))
+
+
+def _decode_whole(data: bytes, rng: np.random.Generator) -> np.ndarray:
+    """All pixels, by libjpeg-turbo where it is built in, and nothing else."""
+    image = decode.open_image(data)
+    return image.region(Box(0, 0, image.width, image.height), max(image.height, image.width))
+
+
+WAYS = {
+    "vit_jax": _vit_jax,
+    "full decode": _full_decode,
+    "tf.data, fused decode and crop": _tf_data,
+    "Pillow": _pillow,
+}
+
+
+def quality(files: list[Path]) -> str:
+    """Mean absolute difference, in steps of 256, between crops of the same boxes."""
+
+    def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:
+        area = (0.05, 1.0) if size == SIZE else (0.6, 1.0)
+        return TrainCrop(size, mode=mode, area=area)(data, np.random.default_rng(i)).astype(int)
+
+    def difference(one: np.ndarray, other: np.ndarray) -> float:
+        return float(np.abs(one - other).mean())
+
+    rows = []
+    for i, file in enumerate(files[:100]):
+        data = file.read_bytes()
+        exact = crop(data, i, "exact", SIZE)
+        rows.append(
+            (
+                difference(crop(data, i, "fast", SIZE), exact),
+                difference(crop(data, i, "fast", 96), crop(data, i, "exact", 96)),
+                difference(_pillow_crop(data, np.random.default_rng(i)).astype(int), exact),
+            )
+        )
+    whole, shrunk, smooth = np.mean(rows, axis=0)
+    return (
+        f"mean absolute difference of a value (0 to 255): fast from exact {whole:.3f} at {SIZE} pixels, "
+        f"{shrunk:.3f} at 96 (decoded at 1/2 or 1/4); Pillow's smoothed resize from exact {smooth:.3f}"
+    )

@@ -1,0 +1,63 @@
+"""Memory of the input pipeline over a long run, as a plot."""
+
+import contextlib
+import multiprocessing
+from pathlib import Path
+
+from vit_jax.data.pipeline import training_batches
+from vit_jax.data.preprocess import TrainCrop
+from vit_jax.data.sources import digits
+
+BATCH, EVERY = 16, 500
+
+
+def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
+    """Reads so many batches of a small source, without and with worker processes, and draws the memory.
+
+    What is counted is memory that belongs to the reading process and its workers alone (PSS).
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    for workers in (0, 2):
+        # A process of its own, so that the second does not begin with the first one's memory.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            steps, megabytes = pool.apply(_watch, (batches, workers))
+        tenth = len(steps) // 10
+        early, late = (sum(part) / tenth for part in (megabytes[tenth : 2 * tenth], megabytes[-tenth:]))
+        print(
+            f"{workers} workers, {batches:,} batches of {BATCH}: {early:.1f} MB in the second tenth, "
+            f"{late:.1f} MB in the last ({late / early - 1:+.2%})"
+        )
+        axes.plot(steps, megabytes, label=f"{workers} workers")
+    axes.set(xlabel="batches read", ylabel="memory, MB", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(picture, dpi=130)
+    print(f"plot: {picture}")
+
+
+def _watch(batches: int, workers: int) -> tuple[list[int], list[float]]:
+    from absl import flags
+
+    flags.FLAGS(["benchmark"], known_only=True)  # Grain's workers ask for flags.
+    arguments = dict(seed=0, batch_size=BATCH, first_step=0, crop=TrainCrop(16), workers=workers)
+    steps, megabytes = [], []
+    with contextlib.closing(training_batches(digits("train"), **arguments)) as reader:
+        for step in range(batches):
+            next(reader)
+            if step % EVERY == 0:
+                steps.append(step)
+                megabytes.append(_memory() / 1e6)
+    return steps, megabytes
+
+
+def _memory() -> int:
+    """Bytes of this process and its children."""
+    total = 0
+    children = [child.pid for child in multiprocessing.active_children()]
+    for process in ["self", *children]:
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total

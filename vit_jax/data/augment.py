@@ -1,0 +1,243 @@
+"""Augmentations of the cropped uint8 image, by the processes that decode: RandAugment, colour jitter.
+
+What mixes images with each other is on the device (vit_jax/training/augment.py).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+from vit_jax.errors import UserError, nearest
+
+# "How to train your ViT?" (2106.10270), section 3.4: RandAugment's layers and magnitude, mixup's alpha.
+LEVELS = {
+    "none": (0, 0, 0.0),
+    "light1": (2, 0, 0.0),  # Magnitude 0 is not nothing: it inverts, takes bits and colour away.
+    "light2": (2, 10, 0.2),
+    "medium1": (2, 15, 0.2),
+    "medium2": (2, 15, 0.5),
+    "strong1": (2, 20, 0.5),
+    "strong2": (2, 20, 0.8),
+}
+
+GREY = 128  # Of what a geometric operation leaves empty.
+LUMINANCE = (0.299, 0.587, 0.114)
+
+
+def resolve(
+    level: str, randaugment: tuple[int, float] | None = None, mixup: float | None = None
+) -> tuple[tuple[int, float], float]:
+    """RandAugment's (layers, magnitude) and mixup's alpha: those given, else those of AugReg's level."""
+    if level not in LEVELS:
+        raise UserError(f"unknown augmentation level {level!r} (augment.level); {nearest(level, LEVELS)}")
+    layers, magnitude, alpha = LEVELS[level]
+    return (
+        (layers, magnitude) if randaugment is None else tuple(randaugment),
+        alpha if mixup is None else mixup,
+    )
+
+
+def host_augmentation(
+    randaugment: tuple[int, float] = (0, 0), color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
+) -> Callable[[np.ndarray, np.random.Generator], np.ndarray] | None:
+    """`(pixels, rng) -> pixels` for a pipeline, which can be pickled; None where nothing is to be done."""
+    if not randaugment[0] and not any(color_jitter):
+        return None
+    return _HostAugmentation(tuple(randaugment), tuple(color_jitter))
+
+
+@dataclasses.dataclass(frozen=True)
+class _HostAugmentation:
+    randaugment: tuple[int, float]
+    color_jitter: tuple[float, float, float]
+
+    def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        pixels = randaugment(pixels, rng, *self.randaugment)
+        return color_jitter(pixels, rng, *self.color_jitter)
+
+
+def randaugment(pixels: np.ndarray, rng: np.random.Generator, layers: int, magnitude: float) -> np.ndarray:
+    """As many random operations as `layers`, one after the other (RandAugment, 1909.13719).
+
+    Operations, and what a magnitude means to each, are those of the TensorFlow code that AugReg
+    trained with. That has two faults, which are kept because its published models have seen them:
+    `solarize`'s threshold wraps at 256, and `contrast` is about 196, not the image's mean.
+
+    Args:
+      pixels: uint8 `[height, width, 3]`; it is not written to.
+      magnitude: of 10, and may exceed it. The same for all operations.
+
+    Returns:
+      uint8 `[height, width, 3]`.
+    """
+    operations = tuple(OPERATIONS.values())
+    for _ in range(layers):
+        pixels = operations[int(rng.random() * len(operations))](pixels, magnitude / 10, rng)
+    return pixels
+
+
+def color_jitter(
+    pixels: np.ndarray, rng: np.random.Generator, brightness: float, contrast: float, saturation: float
+) -> np.ndarray:
+    """Each property times a factor uniform in [1 - x, 1 + x], in random order, as in torchvision.
+
+    Args:
+      pixels: uint8 `[height, width, 3]`; it is not written to.
+      brightness, contrast, saturation: x of each; 0 leaves it alone.
+    """
+    strengths = (brightness, contrast, saturation)
+    if not any(strengths):
+        return pixels
+    changes = (adjust_brightness, adjust_contrast, adjust_saturation)
+    for index in rng.permutation(3):
+        if x := strengths[index]:
+            pixels = changes[index](pixels, rng.uniform(max(0.0, 1 - x), 1 + x))
+    return pixels
+
+
+# Each takes uint8 [height, width, 3] to a new array of the same kind. A factor of 1 changes nothing.
+
+
+def adjust_brightness(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Between black (factor 0) and the image (1), and beyond."""
+    return _linear(pixels, factor * np.eye(3), 0)
+
+
+def adjust_contrast(pixels: np.ndarray, factor: float, grey: float | None = None) -> np.ndarray:
+    """Between a grey, by default the image's mean, and the image."""
+    if grey is None:
+        grey = round(np.dot(cv2.mean(pixels)[:3], LUMINANCE))
+    return _linear(pixels, factor * np.eye(3), (1 - factor) * grey)
+
+
+def adjust_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Between the image without colour and the image."""
+    return _linear(pixels, factor * np.eye(3) + (1 - factor) * np.array([LUMINANCE] * 3), 0)
+
+
+def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Between the image smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13 and the image; its rim stays."""
+    # The kernel is 9/13 of a mean of 3 x 3 and 4/13 of the middle.
+    sharp = cv2.addWeighted(pixels, (4 + 9 * factor) / 13, cv2.blur(pixels, (3, 3)), 9 * (1 - factor) / 13, 0)
+    for rim in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
+        sharp[rim] = pixels[rim]
+    return sharp
+
+
+def autocontrast(pixels: np.ndarray) -> np.ndarray:
+    """Each channel stretched to 0..255."""
+    low, high = np.array([cv2.minMaxLoc(channel)[:2] for channel in cv2.split(pixels)]).T
+    flat = high == low
+    scale = np.where(flat, 1, 255 / np.maximum(high - low, 1))
+    return _linear(pixels, np.diag(scale), np.where(flat, 0, -low * scale))
+
+
+def equalize(pixels: np.ndarray) -> np.ndarray:
+    """Each channel's histogram made even, as Pillow does."""
+    tables = np.empty((1, 256, 3), np.uint8)
+    for channel in range(3):
+        counts = cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(int)
+        step = (counts.sum() - counts[counts.nonzero()[0][-1]]) // 255
+        below = np.cumsum(counts) - counts
+        tables[0, :, channel] = np.minimum((below + step // 2) // step, 255) if step else np.arange(256)
+    return cv2.LUT(pixels, tables)
+
+
+def posterize(pixels: np.ndarray, bits: int) -> np.ndarray:
+    """The highest bits of each value; at least one stays, as there, and at most all 8."""
+    return pixels & np.uint8(256 - (1 << (8 - min(max(bits, 1), 8))))
+
+
+def solarize(pixels: np.ndarray, threshold: int) -> np.ndarray:
+    """Values from the threshold (0..255) on are inverted."""
+    _, bright = cv2.threshold(pixels, threshold - 1, 255, cv2.THRESH_BINARY)
+    bright ^= pixels
+    return bright
+
+
+def solarize_add(pixels: np.ndarray, addition: int) -> np.ndarray:
+    """Values below 128 are raised."""
+    _, dark = cv2.threshold(pixels, 127, 255, cv2.THRESH_BINARY_INV)
+    dark &= np.uint8(min(addition, 255))
+    return cv2.add(pixels, dark, dst=dark)
+
+
+def affine(pixels: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
+    """Output pixel (x, y) is the input's nearest to `matrix @ (x, y, 1)`, or grey outside of it."""
+    height, width, _ = pixels.shape
+    nearest_input = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+    return cv2.warpAffine(
+        pixels, np.array(matrix, float), (width, height), flags=nearest_input, borderValue=(GREY,) * 3
+    )
+
+
+def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
+    """Turns about the middle, counter-clockwise."""
+    height, width, _ = pixels.shape
+    x, y = (width - 1) / 2, (height - 1) / 2
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return affine(pixels, [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
+
+
+def translate(pixels: np.ndarray, right: int = 0, down: int = 0) -> np.ndarray:
+    """Moves the image by whole pixels."""
+    height, width, _ = pixels.shape
+    right, down = min(max(right, -width), width), min(max(down, -height), height)
+    moved = np.full_like(pixels, GREY)
+    moved[max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)] = pixels[
+        max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)
+    ]
+    return moved
+
+
+def cutout(pixels: np.ndarray, rng: np.random.Generator, radius: int) -> np.ndarray:
+    """A grey square of twice the radius about a random pixel, cut off at the image's edge."""
+    height, width, _ = pixels.shape
+    y, x = int(rng.random() * height), int(rng.random() * width)
+    cut = pixels.copy()
+    cut[max(y - radius, 0) : y + radius, max(x - radius, 0) : x + radius] = GREY
+    return cut
+
+
+def _linear(pixels: np.ndarray, matrix: np.ndarray, offset: np.ndarray | float) -> np.ndarray:
+    """`matrix @ rgb + offset`, rounded and clipped."""
+    return cv2.transform(pixels, np.column_stack([matrix, np.broadcast_to(offset, 3)]))
+
+
+def _sign(rng: np.random.Generator) -> int:
+    return 1 if rng.random() < 0.5 else -1
+
+
+def _pixels_of_224(side: int, pixels: float) -> int:
+    """AugReg's lengths are in pixels of its 224; here they are the same share of any size."""
+    return round(pixels * side / 224)
+
+
+# RandAugment's operations: (pixels, magnitude / 10, rng) -> pixels.
+OPERATIONS: dict[str, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]] = {
+    "AutoContrast": lambda x, level, rng: autocontrast(x),
+    "Equalize": lambda x, level, rng: equalize(x),
+    "Invert": lambda x, level, rng: ~x,
+    "Rotate": lambda x, level, rng: rotate(x, _sign(rng) * 30 * level),
+    "Posterize": lambda x, level, rng: posterize(x, int(4 * level)),
+    # TensorFlow took the threshold as uint8: magnitude 10 is 0 again (big_vision, issue 110).
+    "Solarize": lambda x, level, rng: solarize(x, int(256 * level) % 256),
+    "Color": lambda x, level, rng: adjust_saturation(x, 1.8 * level + 0.1),
+    # It meant the mean, but divided the number of pixels, 224 x 224, by 256.
+    "Contrast": lambda x, level, rng: adjust_contrast(x, 1.8 * level + 0.1, grey=196),
+    "Brightness": lambda x, level, rng: adjust_brightness(x, 1.8 * level + 0.1),
+    "Sharpness": lambda x, level, rng: adjust_sharpness(x, 1.8 * level + 0.1),
+    "ShearX": lambda x, level, rng: affine(x, [[1, _sign(rng) * 0.3 * level, 0], [0, 1, 0]]),
+    "ShearY": lambda x, level, rng: affine(x, [[1, 0, 0], [_sign(rng) * 0.3 * level, 1, 0]]),
+    "TranslateX": lambda x, level, rng: translate(
+        x, right=_sign(rng) * _pixels_of_224(x.shape[1], 100 * level)
+    ),
+    "TranslateY": lambda x, level, rng: translate(
+        x, down=_sign(rng) * _pixels_of_224(x.shape[0], 100 * level)
+    ),
+    "Cutout": lambda x, level, rng: cutout(x, rng, _pixels_of_224(min(x.shape[:2]), 40 * level)),
+    "SolarizeAdd": lambda x, level, rng: solarize_add(x, int(110 * level)),
+}

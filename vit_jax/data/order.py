@@ -1,0 +1,102 @@
+"""Which example stands at which position of a run: arithmetic, so any position is found at once.
+
+Position n is that of the n-th example since the start of training. An epoch is a permutation of
+the data set, another one each time. Mixtures with given shares interleave one such sequence for
+each part.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+BLOCK = 2**16  # Positions after which the shares of a mixture are met exactly.
+ROUNDS = 6
+ONE, HALF, BITS = np.uint64(1), np.uint64(32), np.uint64(64)
+ODD = np.uint64(0xD6E8FEB86659FD93)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The order of a run over a source, or over several that are joined end to end.
+
+    Args:
+      sizes: examples of each part.
+      weights: shares of the parts, of any sum; None for one permutation over all parts.
+    """
+
+    seed: int
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Indices into the joined parts, of int64 positions from 0 up to 2^62."""
+        if self.weights is None:
+            return _epochs(positions, sum(self.sizes), self.seed, 0)
+        indices = np.empty_like(positions)
+        waiting, turns, left = np.arange(len(positions)), positions, BLOCK
+        for part, quota in enumerate(self._quotas()):
+            # Of the turns that earlier parts left, this one takes `quota` of `left`, evenly spread.
+            before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
+            mine = after > before
+            start = sum(self.sizes[:part])
+            indices[waiting[mine]] = start + _epochs(before[mine], self.sizes[part], self.seed, part)
+            waiting, turns, left = waiting[~mine], (turns - before)[~mine], left - quota
+        return indices
+
+    def _quotas(self) -> np.ndarray:
+        """Positions of each part in a block: its share, rounded so that the sum is a block."""
+        ends = np.cumsum(self.weights) / np.sum(self.weights) * BLOCK
+        quotas = np.diff(np.round(ends).astype(np.int64), prepend=0)
+        if quotas.min() == 0:
+            raise UserError(f"a weight of {self.weights} (data.weights) is below 1/{BLOCK} of their sum")
+        return quotas
+
+
+def _scaled(numbers: np.ndarray, by: int, of: int) -> np.ndarray:
+    """`numbers * by // of`, which itself could overflow."""
+    whole, rest = np.divmod(numbers, of)
+    return whole * by + rest * by // of
+
+
+def _epochs(positions: np.ndarray, size: int, seed: int, part: int) -> np.ndarray:
+    epoch, place = np.divmod(positions, size)
+    return permute(place, size, seed, part, epoch)
+
+
+def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
+    """Where a permutation of `range(size)`, chosen by `key`, takes each of `places` (int64).
+
+    A Feistel network over the next power of two; what falls outside is sent through it again until
+    it doesn't ("cycle walking"). The numbers of a key are ints or arrays like `places`.
+    """
+    bits = np.uint64(
+        max(6, (size - 1).bit_length())
+    )  # Six at least, or some orders of few examples are rare.
+    high, low = bits // 2, bits - bits // 2  # The halves, which change places each round.
+    secret = np.zeros(len(places), np.uint64)
+    for number in key:
+        secret = _mix(secret ^ np.asarray(number).astype(np.uint64))
+    keys = _mix(secret + np.arange(ROUNDS, dtype=np.uint64)[:, None])
+    result, outside = places.astype(np.uint64), slice(None)
+    while True:
+        values = result[outside]
+        for i in range(ROUNDS):
+            width = low if i % 2 == 0 else high
+            right = values & ((ONE << width) - ONE)
+            mixed = (right + keys[i, outside]) * ODD
+            mixed = ((mixed ^ (mixed >> HALF)) * ODD) >> (BITS - (bits - width))
+            values = (right << (bits - width)) | ((values >> width) ^ mixed)
+        result[outside] = values
+        outside = np.flatnonzero(result >= size)
+        if not len(outside):
+            return result.astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's step (Steele, Lea and Flood, 2014): every bit of the result depends on all of `x`."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,214 @@
+"""Which examples of a data set are prepared, and in which order: arrays in a folder of working files.
+
+The folder holds what is done, so that the same call goes on where it was. A task is a function of
+its arguments that ends by renaming its result into place; whoever runs it, in whatever process, once
+or twice, the result is the same.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from vit_jax.data.prepare import readers
+from vit_jax.errors import UserError
+
+
+class Task(NamedTuple):
+    """`function(*arguments)`, which is done once the file `result` exists."""
+
+    function: Callable[..., None]
+    arguments: tuple
+    result: Path
+    weight: int  # Its share of the work.
+
+
+class Run(Protocol):
+    """Runs tasks in any order and anywhere; `what` and `unit` are for the eye."""
+
+    def __call__(self, tasks: list[Task], what: str, unit: str) -> None: ...
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` when all went well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Two machines may be at the same task, with the same process number.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value))
+
+
+def save(path: Path, array: np.ndarray) -> None:
+    """As `np.save`, which does not say that a disk is full."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.view(np.uint8))
+
+
+# Index: every example's place, label, name and key.
+
+
+class Index(NamedTuple):
+    """All examples, mapped from files: processes share the memory."""
+
+    kind: str
+    paths: list[str]  # Of the units.
+    multiple: bool
+    entries: np.ndarray
+    labels: np.ndarray
+    names: np.ndarray
+
+    def name(self, entry: np.void) -> str:
+        start, size = int(entry["name"]), int(entry["name_size"])
+        return os.fsdecode(self.names[start : start + size].tobytes())
+
+    def describe(self, entry: np.void) -> str:
+        path = self.paths[entry["unit"]]
+        return (
+            str(Path(path).parent / self.name(entry))
+            if self.kind == "folder"
+            else f"{path}: {self.name(entry)}"
+        )
+
+
+def build_index(source: readers.Source, seed: int, work: Path, run: Run) -> Index:
+    if not (work / "index.json").exists():
+        (work / "spool").mkdir(exist_ok=True)
+        tasks, paths = [], []
+        for i, unit in enumerate(source.units):
+            part, spool = work / "index" / f"{i:06d}.npz", work / "spool" / f"{i:06d}"
+            one = dataclasses.replace(source, units=[unit], class_names=None)
+            tasks.append(Task(_scan, (one, i, seed, spool, part), part, 1))
+            paths.append(str(spool) if source.kind == "parquet" else unit.path)
+        run(tasks, "indexing", "files")
+        multiple = _merge([task.result for task in tasks], work)
+        write_json(work / "index.json", {"kind": source.kind, "paths": paths, "multiple": multiple})
+    shutil.rmtree(work / "index", ignore_errors=True)
+    index = load_index(work)
+    if not len(index.entries):
+        raise UserError(f"{source.root} holds no image")
+    if source.class_names is not None:
+        wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
+        for position in wrong:
+            entry = index.entries[np.searchsorted(index.entries["first_label"], position, side="right") - 1]
+            raise UserError(
+                f"{index.describe(entry)} has the label {index.labels[position]}, "
+                f"but there are {len(source.class_names)} classes, from 0"
+            )
+    return index
+
+
+def _scan(source: readers.Source, number: int, seed: int, spool: Path, result: Path) -> None:
+    scan = readers.scan(source, number, seed, spool)
+    with replacing(result) as temporary, temporary.open("wb") as file:
+        np.savez(file, **scan._asdict())
+
+
+def _merge(parts: list[Path], work: Path) -> bool:
+    """Joins the units' parts, in their order; tells whether some example has a list of labels."""
+    joined = {"entries": [], "labels": [], "names": []}
+    labels = names = 0
+    multiple = False
+    for path in parts:
+        with np.load(path) as part:
+            entries = part["entries"]
+            entries["first_label"] += np.uint64(labels)
+            entries["name"] += np.uint64(names)
+            joined["entries"].append(entries)
+            joined["labels"].append(part["labels"])
+            joined["names"].append(part["names"])
+            labels += len(joined["labels"][-1])
+            names += len(joined["names"][-1])
+            multiple |= bool(part["multiple"])
+    for name in joined:
+        save(work / f"{name}.npy", np.concatenate(joined[name]))
+        joined[name].clear()
+    return multiple
+
+
+def load_index(work: Path) -> Index:
+    described = json.loads((work / "index.json").read_text())
+    return Index(
+        **described, **{name: mapped(work / f"{name}.npy") for name in ("entries", "labels", "names")}
+    )
+
+
+def mapped(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r")
+    except ValueError:  # Nothing can be mapped of an empty one.
+        return np.load(path)
+
+
+def class_names(source: readers.Source, index: Index) -> list[str]:
+    if source.class_names is not None:
+        return source.class_names
+    return [str(number) for number in range(int(index.labels.max(initial=0)) + 1)]
+
+
+# Order: a random permutation of each split. Any part of it from its beginning is a fair sample.
+
+
+def order_splits(
+    source: readers.Source, index: Index, removed: np.ndarray, limit: int | None, work: Path
+) -> list[str]:
+    """Writes each split's order, as positions in the index but those removed; returns the splits' names."""
+    splits = list(dict.fromkeys(unit.split for unit in source.units))
+    number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[index.entries["unit"]]
+    number[removed] = len(splits)
+    found = []
+    for i, split in enumerate(splits):
+        chosen = np.flatnonzero(number == i).astype(np.uint32)
+        # TFDS has put its data sets into a random order already, and papers name slices of that one.
+        if source.kind != "tfds":
+            chosen = chosen[np.argsort(index.entries["key"][chosen], kind="stable")]
+        if len(chosen):
+            save(work / f"order-{split}.npy", chosen[:limit])
+            found.append(split)
+    return found
+
+
+# Few-shot splits: the first of each class, of those images that could be read.
+
+
+def choose_shots(
+    source: readers.Source, index: Index, shots: tuple[int, ...], skipped, work: Path
+) -> list[str]:
+    """Writes the orders of `train_<k>shot`, each a part of the next, and returns their names."""
+    if index.multiple or not len(index.labels):
+        raise UserError(
+            "--shots needs one label for each image" + (" (--label_key)" if source.kind == "tfds" else "")
+        )
+    if not (work / "order-train.npy").exists():
+        raise UserError("--shots needs a split named train")
+    positions = np.delete(mapped(work / "order-train.npy"), [place for place, *_ in skipped])
+    labels = index.labels[index.entries["first_label"][positions]]
+    names = class_names(source, index)
+    by_class = np.argsort(labels, kind="stable")
+    begins, ends = (
+        np.searchsorted(labels[by_class], np.arange(len(names)), side) for side in ("left", "right")
+    )
+    for k in shots:
+        for few in np.flatnonzero(ends - begins < k)[:1]:
+            raise UserError(
+                f"--shots={k}: class {names[few]!r} has only {(ends - begins)[few]} training images"
+            )
+        chosen = np.concatenate([by_class[begin : begin + k] for begin in begins])
+        save(work / f"order-train_{k}shot.npy", positions[np.sort(chosen)])
+    return [f"train_{k}shot" for k in shots]

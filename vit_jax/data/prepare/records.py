@@ -1,0 +1,404 @@
+"""A data set of any kind becomes a TFDS data set in ArrayRecord: index, order, write, describe.
+
+Working files are in `.prepare/` of the data set's folder until TFDS's description, which comes last,
+makes it one that TFDS sees.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.decode import Box, Unreadable, open_image
+from vit_jax.data.prepare import readers
+from vit_jax.data.prepare.index import (
+    Index,
+    Run,
+    Task,
+    build_index,
+    choose_shots,
+    class_names,
+    load_index,
+    mapped,
+    order_splits,
+    replacing,
+    write_json,
+)
+from vit_jax.errors import UserError
+
+WORK = ".prepare"
+SUMMARY = "prepared.json"  # What a finished data set was made of.
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is made of a data set.
+
+    Args:
+      name: of the TFDS data set; None names it after the source.
+      seed: of the order.
+      limit: keep only the first so many of each split.
+      shards: files of each split; None lets TFDS choose by size.
+      shots: make splits `train_<k>shot` of the first k of each class.
+      deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates leave the training split.
+    """
+
+    name: str | None = None
+    seed: int = 0
+    limit: int | None = None
+    shards: int | None = None
+    shots: tuple[int, ...] = ()
+    deduplicate_against: tuple[str, ...] = ()
+
+
+class Split(NamedTuple):
+    """A split as it was written."""
+
+    name: str
+    lengths: list[int]  # Examples of each shard.
+    bytes: int
+    skipped: list[tuple[int, str, str]]  # Place in the order, name, reason.
+
+
+class Prepared(NamedTuple):
+    """A finished data set."""
+
+    path: str  # What `data.path` wants.
+    label_key: str
+    splits: dict[str, int]
+    skipped: int  # Unreadable.
+    removed: int  # Near-duplicates of test images.
+    folder: Path
+
+
+def prepare(source: readers.Source, out: Path, options: Options, run: Run, write: Run) -> Prepared:
+    """Makes `out/NAME/VERSION`, or goes on making it; `write` runs the last phase, which is the long one.
+
+    Raises:
+      UserError: something in the source is damaged, or `out` holds something else.
+    """
+    if options.shots and source.kind == "tfds":
+        source = dataclasses.replace(source, index_labels=True)
+    identity = _identity(source, options.name)
+    folder = out.joinpath(*identity)
+    work = folder / WORK
+    settings = {
+        "source": str(source.root.absolute()),
+        "kind": source.kind,
+        "files": source.fingerprint(),
+        **dataclasses.asdict(options),
+    }
+    if _is_finished(folder, settings):
+        shutil.rmtree(work, ignore_errors=True)
+        return _prepared(out, identity)
+    _make_room(folder, source.root)
+    with _locked(work):
+        _claim(work, settings)
+        index = build_index(source, options.seed, work, run)
+        features = _features(source, index)
+        (work / "metadata").mkdir(exist_ok=True)
+        features.save_config(work / "metadata")
+        removed = np.empty(0, np.uint32)
+        if options.deduplicate_against:
+            from vit_jax.data.prepare.removal import near_duplicates, report
+
+            tests = options.deduplicate_against
+            pairs = near_duplicates(source, index, tests, work, run)
+            report(pairs, index, tests, work, folder)
+            removed = pairs["position"]
+        names = order_splits(source, index, removed, options.limit, work)
+        if options.shots:
+            choose_shots(source, index, options.shots, (), work)  # Says now what it would say in the end.
+        splits = [_write(folder, identity[0], name, options.shards, write) for name in names]
+        if options.shots:
+            train = splits[names.index("train")]
+            for name in choose_shots(source, index, options.shots, train.skipped, work):
+                splits.append(_write(folder, identity[0], name, None, write))
+        label_key = source.label_key if source.kind == "tfds" else "labels" if index.multiple else "label"
+        _finish(folder, _info(source, identity, folder, features), label_key, splits, len(removed), settings)
+    shutil.rmtree(work)
+    return _prepared(out, identity)
+
+
+# The folder: whose it is.
+
+
+def _identity(source: readers.Source, name: str | None) -> tuple[str, ...]:
+    """Name, config if there is one, and version."""
+    rest = ("1.0.0",)
+    if source.kind == "tfds":
+        own, *rest = _tfds_info(source).full_name.split("/")
+        name = name or own
+    name = name or re.sub(r"\W+", "_", source.root.resolve().name.split(".")[0]).lower()
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UserError(f"{name!r} is no name for a data set: give one of letters, digits and _ with --name")
+    return name, *rest
+
+
+def _is_finished(folder: Path, settings: dict) -> bool:
+    if not ((folder / SUMMARY).exists() and (folder / "features.json").exists()):
+        return False
+    _same(json.loads((folder / SUMMARY).read_text())["settings"], settings, folder)
+    return True
+
+
+def _make_room(folder: Path, source: Path) -> None:
+    """Makes the folder, unless there is one that is not ours."""
+    if source.resolve() in folder.resolve().parents:
+        raise UserError(f"--out lies inside the source {source}: give another one")
+    work = folder / WORK
+    try:
+        if not work.exists() and folder.exists() and (strange := sorted(p.name for p in folder.iterdir())):
+            there = ", ".join(strange[:3])
+            raise UserError(f"{folder} holds something else ({there}); give --name or another --out")
+        work.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(path for path in (folder, *folder.parents) if path.is_file())
+        raise UserError(f"--out: {file} is a file") from error
+
+
+def _claim(work: Path, settings: dict) -> None:
+    """Goes on with what was begun with the same settings; others may be given before the first shard."""
+    kept = work / "settings.json"
+    # Few-shot splits come in addition: they may be chosen until the end.
+    settings = {key: value for key, value in settings.items() if key != "shots"}
+    if kept.exists() and any(work.glob("shards/*.json")):
+        return _same(json.loads(kept.read_text()), settings, work.parent)
+    if not kept.exists() or json.loads(kept.read_text()) != json.loads(json.dumps(settings)):
+        for path in work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
+        write_json(kept, settings)
+
+
+def _same(before: dict, now: dict, folder: Path) -> None:
+    now = json.loads(json.dumps(now))
+    for key, value in before.items():
+        if now[key] != value:
+            what = "other files in the source" if key == "files" else f"{key} {value!r}, now {now[key]!r}"
+            raise UserError(f"{folder} was begun with {what}; give --name or another --out, or remove it")
+
+
+@contextlib.contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """Keeps a second process out; the lock goes with its process, however that ends."""
+    import fcntl
+
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{work.parent} is being prepared by another process") from error
+        for left in (*work.rglob("*.tmp"), *work.parent.glob("*.tmp")):  # Of processes that were killed.
+            left.unlink(missing_ok=True)
+        yield
+
+
+# Write: shards of any split whose order is there.
+
+
+def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) -> Split:
+    """Writes the shards that are not there yet."""
+    from tensorflow_datasets.core import naming
+    from tensorflow_datasets.core.utils import shard_utils
+
+    work = folder / WORK
+    order, index = mapped(work / f"order-{split}.npy"), load_index(work)
+    size = int(index.entries["size"][order].sum(dtype=np.int64))
+    shards = min(shards or shard_utils.ShardConfig().get_number_shards(size, len(order)), len(order))
+    bounds = [0, *shard_utils.get_shard_boundaries(len(order), shards)]
+    template = naming.ShardedFileTemplate(
+        data_dir=folder, dataset_name=name, split=split, filetype_suffix="array_record"
+    )
+    tasks = []
+    for i, path in enumerate(template.sharded_filepaths(shards)):
+        result = work / "shards" / f"{split}-{i:05d}.json"
+        arguments = (work, split, bounds[i], bounds[i + 1], Path(path), result)
+        tasks.append(Task(write_shard, arguments, result, bounds[i + 1] - bounds[i]))
+    run(tasks, f"writing {split}", "images")
+    done = [json.loads(task.result.read_text()) for task in tasks]
+    if not any(shard["examples"] for shard in done):
+        raise UserError(f"no image of {split} can be read, the first because: {done[0]['skipped'][0][2]}")
+    return Split(
+        split,
+        [shard["examples"] for shard in done],
+        sum(shard["bytes"] for shard in done),
+        [tuple(skipped) for shard in done for skipped in shard["skipped"]],
+    )
+
+
+def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, result: Path) -> None:
+    """Writes one file of a split: the examples from `start` to `stop` of its order.
+
+    It may run on any machine that sees the data set's folder and the source under the same paths.
+    """
+    index, order = load_index(work), mapped(work / f"order-{split}.npy")
+    serialize = _serializer(work, index)
+    report = {"examples": 0, "bytes": 0, "skipped": []}
+    with replacing(shard) as path, _writer(path) as write:
+        for place in range(start, stop):
+            entry = index.entries[order[place]]
+            try:
+                record = serialize(entry)
+            except Unreadable as error:
+                report["skipped"].append((place, index.describe(entry), str(error)))
+                continue
+            write(record)
+            report["examples"] += 1
+            report["bytes"] += len(record)
+    write_json(result, report)
+
+
+@contextlib.contextmanager
+def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
+    from array_record.python import array_record_module
+
+    # Images are compressed as they are, and groups of one record are what random access wants.
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    try:
+        yield writer.write
+    finally:
+        try:
+            writer.close()  # Tells of all that went wrong in writing.
+        except RuntimeError as error:
+            number = errno.ENOSPC if "No space left" in str(error) else errno.EIO
+            raise OSError(number, os.strerror(number), str(path.parent)) from error
+
+
+def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
+    """From an index row to a TFDS example; raises `Unreadable` where an image in it does not decode."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import example_serializer
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    features = tfds.features.FeaturesDict.from_config(work / "metadata")
+    serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
+    images = [key for key, feature in features.items() if isinstance(feature, tfds.features.Image)]
+
+    def read(entry: np.void) -> bytes:
+        return readers.read(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
+
+    def copy(entry: np.void) -> bytes:
+        record = read(entry)
+        example = tf_example_pb2.Example.FromString(record)
+        for key in images:
+            for image in example.features.feature[key].bytes_list.value:
+                _check(image)
+        return record
+
+    def make(entry: np.void) -> bytes:
+        image = read(entry)
+        _check(image)
+        labels = index.labels[entry["first_label"] :][: entry["labels"]].tolist()
+        label = {"labels": labels} if index.multiple else {"label": labels[0]}
+        example = {"image": image, "file_name": index.name(entry), **label}
+        # Else the order of the features is another one in each process.
+        return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
+            deterministic=True
+        )
+
+    return copy if index.kind == "tfds" else make
+
+
+def _check(image: bytes) -> None:
+    """Raises `Unreadable` where training would; all of a JPEG is read, at 1/8 of its size."""
+    opened = open_image(image)
+    opened.region(Box(0, 0, opened.width, opened.height), 1)
+
+
+# TFDS's description, by TFDS.
+
+
+def _tfds_info(source: readers.Source):
+    import tensorflow_datasets as tfds
+
+    return tfds.builder_from_directory(source.root).info
+
+
+def _features(source: readers.Source, index: Index):
+    import tensorflow_datasets as tfds
+
+    if source.kind == "tfds":
+        return _tfds_info(source).features
+    label = tfds.features.ClassLabel(names=class_names(source, index))
+    return tfds.features.FeaturesDict(
+        {
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            **({"labels": tfds.features.Sequence(label)} if index.multiple else {"label": label}),
+            "file_name": tfds.features.Text(),
+        }
+    )
+
+
+def _info(source: readers.Source, identity: tuple[str, ...], folder: Path, features):
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import dataset_info
+
+    name, *config, version = identity
+    about = {"description": f"Prepared by vit_jax from {source.root.absolute()} ({source.kind})."}
+    if source.kind == "tfds":
+        info = _tfds_info(source)
+        about = {
+            "description": info.description,
+            "citation": info.citation,
+            "homepage": info.homepage,
+            "supervised_keys": info.supervised_keys,
+            "metadata": info.metadata,
+        }
+    builder = dataset_info.DatasetIdentity(
+        name=name,
+        config_name=config[0] if config else None,
+        version=tfds.core.Version(version),
+        data_dir=str(folder),
+        module_name=__name__,
+    )
+    info = tfds.core.DatasetInfo(builder=builder, features=features, **about)
+    info.set_file_format("array_record")
+    return info
+
+
+def _finish(folder: Path, info, label_key: str, splits: list[Split], removed: int, settings: dict) -> None:
+    """Writes what makes it a data set to TFDS; before the last rename it is none."""
+    import tensorflow_datasets as tfds
+
+    described = folder / WORK / "metadata"
+    info.set_splits(
+        tfds.core.splits.SplitDict(
+            [tfds.core.SplitInfo(name=s.name, shard_lengths=s.lengths, num_bytes=s.bytes) for s in splits]
+        )
+    )
+    info.write_to_directory(described)
+    skipped = [f"{split.name}\t{what}\t{why}\n" for split in splits for _, what, why in split.skipped]
+    if skipped:
+        with replacing(folder / "skipped.txt") as temporary:
+            temporary.write_text("".join(skipped), errors="surrogateescape")
+    summary = {
+        "settings": settings,
+        "splits": {split.name: sum(split.lengths) for split in splits},
+        "label_key": label_key,
+        "skipped": len(skipped),
+        "removed": removed,
+    }
+    write_json(folder / SUMMARY, summary)
+    for file in sorted(described.iterdir(), key=lambda file: file.name == "features.json"):
+        file.replace(folder / file.name)
+
+
+def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
+    folder = out.joinpath(*identity)
+    summary = json.loads((folder / SUMMARY).read_text())
+    # With its version, or TFDS would look for the newest of a name that it knows.
+    path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
+    return Prepared(
+        path, summary["label_key"], summary["splits"], summary["skipped"], summary["removed"], folder
+    )

@@ -1,0 +1,185 @@
+"""Any data set, made fit for training: python -m vit_jax.prepare SOURCE --out=DIR
+
+SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet of the Hugging Face Hub,
+or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set in
+ArrayRecord, in a random order, so that `train[:9000000]` is a fair sample. The same command goes on
+with what was stopped.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent import futures
+from multiprocessing import connection
+from pathlib import Path
+
+from absl import flags
+
+from vit_jax import command
+from vit_jax.data.prepare import readers, records
+from vit_jax.data.prepare.index import Task
+from vit_jax.errors import UserError
+from vit_jax.training.progress import duration
+
+flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
+flags.DEFINE_string("name", None, "of the data set; default: the source's")
+flags.DEFINE_string("kind", None, f"of the source: {', '.join(readers.KINDS)}; default: as it looks")
+flags.DEFINE_string("label_key", None, "Parquet column, JSON key or TFDS feature with the label")
+flags.DEFINE_integer("seed", 0, "of the order", lower_bound=0, upper_bound=2**63 - 1)
+flags.DEFINE_integer("limit", None, "prepare only the first so many of each split", lower_bound=1)
+flags.DEFINE_integer("shards", None, "files of each split; default: by size, as TFDS", lower_bound=1)
+flags.DEFINE_list("shots", [], "few-shot splits to add: 1,5,10,25")
+flags.DEFINE_multi_string(
+    "deduplicate_against", [], "NAME:DIR/SPLIT of a test set whose near-duplicates leave the training split"
+)
+flags.DEFINE_integer("workers", os.cpu_count(), "processes on this machine", lower_bound=1)
+flags.DEFINE_string("beam", None, "write by Apache Beam: a runner's name; its options follow after --")
+
+
+def main(arguments: list[str]) -> None:
+    values = flags.FLAGS
+    if not arguments or not values.out or (len(arguments) > 1 and not values.beam):
+        raise UserError("usage: python -m vit_jax.prepare SOURCE --out=DIR [--beam=RUNNER -- OPTIONS]")
+    if not all(k.isdecimal() and int(k) for k in values.shots):
+        raise UserError(f"--shots={','.join(values.shots)}: give numbers of images a class, such as 1,5,10")
+    shots = tuple(sorted({int(k) for k in values.shots}))
+    options = records.Options(
+        values.name, values.seed, values.limit, values.shards, shots, tuple(values.deduplicate_against)
+    )
+    source = readers.find(arguments[0], values.kind, values.label_key)
+    print(f"{arguments[0]}: {source.kind}, {_splits(source)}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Workers(values.workers) as run:
+            write = Beam(values.beam, arguments[1:]) if values.beam else run
+            done = records.prepare(source, Path(values.out), options, run, write)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", flush=True)
+        sys.exit(130)
+
+    made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
+    left_out = f"; {done.skipped:,} could not be read, see skipped.txt" if done.skipped else ""
+    removed = f"; {done.removed:,} removed as near-duplicates of test images" if done.removed else ""
+    print(f"{done.folder}: {made} examples{removed}{left_out}")
+    label = f" --config.data.label_key={done.label_key}" if done.label_key != "label" else ""
+    print(f"train on it with --config.data.source=tfds --config.data.path={done.path}{label}")
+
+
+def _splits(source: readers.Source) -> str:
+    """What will be read, for a person to see that it was recognised."""
+    splits = ", ".join(dict.fromkeys(unit.split for unit in source.units))
+    classes = f", {len(source.class_names):,} classes" if source.class_names else ""
+    return f"{len(source.units):,} parts{classes}, splits {splits}"
+
+
+class Workers:
+    """Runs tasks on processes of this machine; on one, that is this process."""
+
+    def __init__(self, workers: int):
+        self._workers, self._pool = workers, None
+
+    def __enter__(self):
+        if self._workers > 1:
+            context = multiprocessing.get_context("spawn")
+            self._pool = futures.ProcessPoolExecutor(self._workers, context, _start_worker)
+        return self
+
+    def __exit__(self, kind, *_):
+        if self._pool:
+            if kind is KeyboardInterrupt:  # Else the shards that are being written get finished.
+                for process in (self._pool._processes or {}).values():
+                    process.terminate()
+            self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, tasks: list[Task], what: str, unit: str) -> None:
+        progress = Progress(tasks, what, unit)
+        tasks = [task for task in tasks if not task.result.exists()]
+        if not self._pool:
+            for task in tasks:
+                task.function(*task.arguments)
+                progress.add(task.weight)
+        else:
+            running = {self._pool.submit(task.function, *task.arguments): task for task in tasks}
+            try:
+                for done in futures.as_completed(running):
+                    done.result()
+                    progress.add(running[done].weight)
+            except futures.process.BrokenProcessPool as error:
+                raise UserError(
+                    "a worker was killed, for its memory perhaps: give fewer --workers"
+                ) from error
+        progress.finish()
+
+
+def _start_worker() -> None:
+    """A worker leaves Ctrl-C to its parent, and ends when that ends, however it does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process().sentinel
+    threading.Thread(target=lambda: (connection.wait([parent]), os._exit(1)), daemon=True).start()
+
+
+class Beam:
+    """Runs tasks by Apache Beam, on machines that see source and data set under the same paths."""
+
+    def __init__(self, runner: str, options: list[str]):
+        try:
+            import apache_beam
+            from apache_beam.options.pipeline_options import PipelineOptions
+        except ImportError as error:
+            raise UserError('--beam needs Apache Beam: pip install "vit_jax[beam]"') from error
+        self._options = PipelineOptions([f"--runner={runner}", *options])
+        try:
+            apache_beam.Pipeline(options=self._options)
+        except ValueError as error:
+            raise UserError(f"--beam={runner}: {str(error).split('. ')[0]}") from error
+
+    def __call__(self, tasks: list[Task], what: str, unit: str) -> None:
+        import apache_beam as beam
+
+        tasks = [task for task in tasks if not task.result.exists()]
+        print(f"{what}: {len(tasks):,} tasks go to Beam", flush=True)
+        if tasks:
+            with beam.Pipeline(options=self._options) as pipeline:
+                _ = (
+                    pipeline
+                    | beam.Create(tasks)
+                    | beam.Reshuffle()
+                    | beam.Map(lambda t: t.function(*t.arguments))
+                )
+
+
+class Progress:
+    """A phase's share, rate and time left: on a terminal one line that moves, else one each half minute."""
+
+    def __init__(self, tasks: list[Task], what: str, unit: str):
+        self._what, self._unit = what, unit
+        self._total = sum(task.weight for task in tasks)
+        self._before = self._done = sum(task.weight for task in tasks if task.result.exists())
+        self._start = self._shown = time.monotonic()
+        self._terminal = sys.stdout.isatty()
+
+    def add(self, weight: int) -> None:
+        self._done += weight
+        now = time.monotonic()
+        if now - self._shown < (0.2 if self._terminal else 30):
+            return
+        self._shown = now
+        rate = (self._done - self._before) / (now - self._start)
+        left = duration((self._total - self._done) / rate)
+        share = f"{self._done / self._total:.1%} of {self._total:,} {self._unit}"
+        self._print(f"{self._what}: {share} | {rate:,.0f} {self._unit}/s | {left} left")
+
+    def finish(self) -> None:
+        seconds = time.monotonic() - self._start
+        before = f", {self._before:,} of them earlier" if self._before else ""
+        self._print(f"{self._what}: {self._total:,} {self._unit}{before}, {duration(seconds)}", end="\n")
+
+    def _print(self, text: str, end: str = "") -> None:
+        print(f"\r\x1b[K{text}" if self._terminal else text, end=end if self._terminal else "\n", flush=True)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,144 @@
+"""Augmentations of the whole batch, on the devices: flips, random erasing, mixup, CutMix.
+
+Pure functions inside the compiled step. All random numbers are drawn for the global batch from
+the step's key, so they are the same for any number of devices, processes and micro-batches.
+"""
+
+import math
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Mean and deviation of ImageNet's pixels in [-1, 1].
+MEAN = 2 * np.array([0.485, 0.456, 0.406], np.float32) - 1
+DEVIATION = 2 * np.array([0.229, 0.224, 0.225], np.float32)
+
+
+def normalize(images: jax.Array) -> jax.Array:
+    """uint8 to float32 in [-1, 1]; floats are returned as they are."""
+    return images if images.dtype == jnp.float32 else images.astype(jnp.float32) / 127.5 - 1
+
+
+def augment(
+    batch: dict[str, jax.Array],
+    key: jax.Array,
+    *,
+    flip: bool = False,
+    erasing: float = 0.0,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
+    cutmix_share: float = 0.5,
+) -> dict[str, jax.Array]:
+    """A batch with what is on done to it: flips, then random erasing, then mixup or CutMix.
+
+    Args:
+      batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
+      erasing: probability for each image.
+      mixup, cutmix: alpha of each; 0 is off.
+      cutmix_share: of the batches, where both are on.
+
+    Returns:
+      `image`, still uint8 if only flipped (a quarter of the memory), else float32 and normalised;
+      `labels`; and where images are mixed, `partner_labels` and `share` float32 `[batch]`: the part
+      of the pixels that has `labels`, which is the larger one.
+    """
+    if flip:
+        batch = batch | {"image": random_flip(batch["image"], _fold(key, "flip"))}
+    if erasing:
+        batch = batch | {"image": random_erasing(normalize(batch["image"]), _fold(key, "erasing"), erasing)}
+    if mixup or cutmix:
+        size = batch["image"].shape[1:3]
+        batch = mix(batch, mixing_weights(key, size, mixup, cutmix, cutmix_share))
+    return batch
+
+
+def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
+    """Mirrors each image `[batch, height, width, 3]` with probability 1/2."""
+    mirrored = jax.random.bernoulli(key, shape=(len(images), 1, 1, 1))
+    return jnp.where(mirrored, images[:, :, ::-1], images)
+
+
+def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
+    """Fills a rectangle of each image with noise, with a probability (1708.04896; DeiT's "pixel" mode).
+
+    The rectangle has 2 % to a third of the area, height over width log-uniform in 0.3 to 1/0.3, and
+    is within the image; the noise has ImageNet's mean and deviation, each pixel its own.
+
+    Args:
+      images: float32 `[batch, height, width, 3]`, normalised.
+    """
+    batch, height, width, _ = images.shape
+    keys = jax.random.split(key, 6)
+    uniform = [jax.random.uniform(k, (batch, 1)) for k in keys[:5]]
+    area = (0.02 + uniform[0] * (1 / 3 - 0.02)) * height * width
+    ratio = jnp.exp((2 * uniform[1] - 1) * -math.log(0.3))
+    rows = _interval(uniform[2], jnp.sqrt(area * ratio), height)
+    columns = _interval(uniform[3], jnp.sqrt(area / ratio), width)
+    erased = (uniform[4] < probability)[:, :, None] & rows[:, :, None] & columns[:, None, :]
+    noise = MEAN + DEVIATION * jax.random.normal(keys[5], images.shape)
+    return jnp.where(erased[..., None], noise, images)
+
+
+def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
+    """`[batch, side]` bool: about `length` positions in a row, wherever the draw in [0, 1) puts them."""
+    length = jnp.clip(jnp.round(length), 1, side)
+    start = jnp.floor(draw * (side - length + 1))
+    position = jnp.arange(side)
+    return (position >= start) & (position < start + length)
+
+
+def mixing_weights(
+    key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
+) -> jax.Array:
+    """What each pixel of an image keeps of it, `[height, width]`, one draw for the whole batch."""
+    if not cutmix:
+        return mixup_weights(_fold(key, "mixup"), size, mixup)
+    cut = cutmix_weights(_fold(key, "cutmix"), size, cutmix)
+    if not mixup:
+        return cut
+    cutting = jax.random.bernoulli(_fold(key, "cutting"), cutmix_share)
+    return jnp.where(cutting, cut, mixup_weights(_fold(key, "mixup"), size, mixup))
+
+
+def mixup_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Array:
+    """a ~ Beta(alpha, alpha), or 1 - a if larger, for every pixel (1710.09412, as in AugReg)."""
+    a = jax.random.beta(key, alpha, alpha)
+    return jnp.full(size, jnp.maximum(a, 1 - a))
+
+
+def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.Array:
+    """0 in a rectangle about a random pixel, 1 outside of it (1905.04899).
+
+    Before it is cut off at the edge, the rectangle has the image's aspect ratio and 1 - a of its
+    area, a ~ Beta(alpha, alpha).
+    """
+    keys = jax.random.split(key, 3)
+    side = jnp.sqrt(1 - jax.random.beta(keys[0], alpha, alpha))
+
+    def inside(key, length):
+        middle, half = jax.random.randint(key, (), 0, length), jnp.floor(side * length) // 2
+        position = jnp.arange(length)
+        return (position >= middle - half) & (position < middle + half)
+
+    return 1.0 - (inside(keys[1], size[0])[:, None] & inside(keys[2], size[1]))
+
+
+def mix(batch: dict[str, jax.Array], weights: jax.Array) -> dict[str, jax.Array]:
+    """Each image times `weights` `[height, width]`, plus the one before it in the batch times the rest."""
+    images, labels = normalize(batch["image"]), batch["labels"]
+    partners, partner_labels = jnp.roll(images, 1, axis=0), jnp.roll(labels, 1, axis=0)
+    share = weights.mean()
+    larger = share >= 0.5
+    return batch | {
+        "image": partners + weights[:, :, None] * (images - partners),
+        "labels": jnp.where(larger, labels, partner_labels),
+        "partner_labels": jnp.where(larger, partner_labels, labels),
+        "share": jnp.full(len(images), jnp.maximum(share, 1 - share)),
+    }
+
+
+def _fold(key: jax.Array, name: str) -> jax.Array:
+    """A key for a name: what else is drawn does not change it."""
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
