@@ -184,8 +184,8 @@ def test_folder_without_permission_is_named(source, run, tmp_path):
     )
     copy = tmp_path / "pets"
     shutil.copytree(source, copy)
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
+    for folder in tmp_path.parents:
+        folder.chmod(folder.stat().st_mode | 0o055)
     tmp_path.chmod(0o777)
     (copy / "train" / "b").chmod(0)
     arguments = [sys.executable, "-c", code, copy, f"--out={tmp_path / 'out'}", "--workers=1"]
