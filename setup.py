@@ -41,6 +41,8 @@ setup(
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
         # For prepare --beam.
         "beam": ["apache-beam>=2.71,<3"],
+        # Folders of images on gs:// and s3://, through fsspec.
+        "cloud": ["gcsfs", "s3fs"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         "cuda": ["jax[cuda12]>=0.10.2,<0.13"],
     },

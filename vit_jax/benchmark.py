@@ -3,8 +3,11 @@
 overhead: host time of a training step of --config, outside the compiled program.
 load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, beside reading the file.
 input: images/s that a core turns into training crops, beside tf.data, Pillow and a plain decode.
+resume: seconds to the first batch at example 10 and at example 100 million.
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
 """
+
+import importlib
 
 from ml_collections import config_flags
 
@@ -13,34 +16,7 @@ from vit_jax.config import check
 from vit_jax.errors import UserError, nearest
 
 CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "The job that is measured.")
-
-
-def overhead() -> None:
-    from vit_jax.benchmarks import overhead
-
-    check(CONFIG.value)
-    overhead.measure(CONFIG.value)
-
-
-def load() -> None:
-    from vit_jax.benchmarks import load
-
-    load.measure()
-
-
-def input() -> None:
-    from vit_jax.benchmarks import input
-
-    input.measure()
-
-
-def memory() -> None:
-    from vit_jax.benchmarks import memory
-
-    memory.measure()
-
-
-BENCHMARKS = {"overhead": overhead, "load": load, "input": input, "memory": memory}
+BENCHMARKS = ("overhead", "load", "input", "resume", "memory")
 
 
 def main(arguments: list[str]) -> None:
@@ -48,7 +24,12 @@ def main(arguments: list[str]) -> None:
         given = arguments[0] if arguments else ""
         raise UserError(f"unknown benchmark {given!r}; {nearest(given, BENCHMARKS)}")
     command.use_compilation_cache()
-    BENCHMARKS[arguments[0]]()
+    benchmark = importlib.import_module(f"vit_jax.benchmarks.{arguments[0]}")
+    if arguments[0] == "overhead":
+        check(CONFIG.value)
+        benchmark.measure(CONFIG.value)
+    else:
+        benchmark.measure()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from absl import flags
 from vit_jax import command
 from vit_jax.data.prepare import readers, records
 from vit_jax.data.prepare.index import Task
+from vit_jax.data.prepare.removal import Embedder
 from vit_jax.errors import UserError
 from vit_jax.training.progress import duration
 
@@ -35,6 +36,8 @@ flags.DEFINE_list("shots", [], "few-shot splits to add: 1,5,10,25")
 flags.DEFINE_multi_string(
     "deduplicate_against", [], "NAME:DIR/SPLIT of a test set whose near-duplicates leave the training split"
 )
+flags.DEFINE_string("embeddings", None, "find these by the embeddings of this checkpoint's model")
+flags.DEFINE_float("similarity", 0.95, "with --embeddings: the least cosine of near-duplicates", -1.0, 1.0)
 flags.DEFINE_integer("workers", os.cpu_count(), "processes on this machine", lower_bound=1)
 flags.DEFINE_string("beam", None, "write by Apache Beam: a runner's name; its options follow after --")
 
@@ -47,15 +50,27 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--shots={','.join(values.shots)}: give numbers of images a class, such as 1,5,10")
     shots = tuple(sorted({int(k) for k in values.shots}))
     options = records.Options(
-        values.name, values.seed, values.limit, values.shards, shots, tuple(values.deduplicate_against)
+        values.name,
+        values.seed,
+        values.limit,
+        values.shards,
+        shots,
+        tuple(values.deduplicate_against),
+        values.embeddings,
+        values.similarity,
     )
+    embedding = None
+    if values.embeddings:
+        if not values.deduplicate_against:
+            raise UserError("--embeddings is for --deduplicate_against=NAME:DIR/SPLIT")
+        embedding = make_embedder(values.embeddings, values.similarity), Workers(1)
     source = readers.find(arguments[0], values.kind, values.label_key)
     print(f"{arguments[0]}: {source.kind}, {_splits(source)}", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Workers(values.workers) as run:
             write = Beam(values.beam, arguments[1:]) if values.beam else run
-            done = records.prepare(source, Path(values.out), options, run, write)
+            done = records.prepare(source, Path(values.out), options, run, write, embedding)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from here", flush=True)
         sys.exit(130)
@@ -66,6 +81,27 @@ def main(arguments: list[str]) -> None:
     print(f"{done.folder}: {made} examples{removed}{left_out}")
     label = f" --config.data.label_key={done.label_key}" if done.label_key != "label" else ""
     print(f"train on it with --config.data.source=tfds --config.data.path={done.path}{label}")
+
+
+def make_embedder(checkpoint: str, similarity: float) -> Embedder:
+    """A checkpoint's model without its head, on all that JAX sees."""
+    import jax
+    from flax import nnx
+
+    from vit_jax.load import load_model
+    from vit_jax.training.augment import normalize
+
+    model = load_model(checkpoint, num_classes=0)
+    height, width = model.image_size
+    if height != width:
+        raise UserError(f"--embeddings={checkpoint}: its images are not square")
+    graphdef, params = nnx.split(model)
+
+    @jax.jit
+    def embed(params, images):
+        return nnx.merge(graphdef, params)(normalize(images))
+
+    return Embedder(height, lambda images: jax.device_get(embed(params, images)), similarity)
 
 
 def _splits(source: readers.Source) -> str:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from vit_jax.data.prepare import readers, records
 from vit_jax.data.prepare.index import Task
+from vit_jax.data.prepare.removal import Embedder
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 
@@ -305,6 +306,25 @@ def test_near_duplicates_of_test_images_leave_training(tmp_path):
         prepare(tmp_path / "source", tmp_path / "other", deduplicate_against=("none",))
     with pytest.raises(UserError, match="--deduplicate_against=no:/set/test: "):
         prepare(tmp_path / "source", tmp_path / "other", deduplicate_against=("no:/set/test",))
+
+
+def test_near_duplicates_are_found_by_a_models_embeddings(tmp_path):
+    shades = {"train": (10, 60, 120, 240), "test": (61, 238)}
+    for split, chosen in shades.items():
+        for shade in chosen:
+            path = tmp_path / "source" / split / "a" / f"{shade}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (30, 20), (shade, 255 - shade, 0)).save(path)
+    prepare(tmp_path / "source", tmp_path / "whole")
+    embedder = Embedder(8, lambda pixels: pixels.mean((1, 2)).astype(np.float32), 0.9999)
+    test = f"source:{tmp_path / 'whole'}/test"
+    options = records.Options(deduplicate_against=(test,), embeddings="mean colour")
+    source = readers.find(str(tmp_path / "source"), None, None)
+    done = records.prepare(source, tmp_path / "out", options, run, run, (embedder, run))
+    assert done.splits == {"train": 2, "test": 2}
+    lines = (done.folder / "removed.csv").read_text().splitlines()
+    assert lines[0] == "example,reference,similarity"
+    assert [line.split(",")[0].split("/")[-1] for line in sorted(lines[1:])] == ["240.png", "60.png"]
 
 
 def cut(path: Path, keep: float) -> Path:

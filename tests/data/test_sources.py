@@ -102,6 +102,46 @@ def test_folder_without_images_is_named(tmp_path):
         open_source("folder", "train", path=str(tmp_path))
 
 
+def test_class_without_test_images_is_known(folder):
+    names = open_source("folder", "train", path=str(folder)).class_names
+    assert open_source("folder", "test", path=str(folder), class_names=names).empty_classes == ("cat",)
+
+
+def test_folder_on_another_file_system_is_read(folder):
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").put(str(folder), "/pets", recursive=True)
+    ours = open_source("folder", "train", path=str(folder))
+    theirs = open_source("folder", "train", path="memory://pets")
+    assert theirs.class_names == ours.class_names
+    assert [theirs[i] for i in range(12)] == [ours[i] for i in range(12)]
+
+
+def test_file_system_that_is_not_installed_is_named():
+    with pytest.raises(UserError, match="cannot .* nosuch://bucket"):
+        open_source("folder", "train", path="nosuch://bucket")
+
+
+def test_mixture_joins_its_parts_and_numbers_classes_by_name(folder):
+    parts = (f"folder:{folder}/train", f"folder:{folder}/test")
+    mixture = open_source("mixture", "all", parts=parts)
+    assert mixture.sizes == (12, 8) and len(mixture) == 20
+    for index in range(20):
+        assert f"/{mixture.class_names[mixture[index].labels[0]]}/" in mixture.describe(index)
+
+
+def test_mixture_follows_the_training_classes(folder):
+    with pytest.raises(UserError, match="classes that training lacks: cat"):
+        open_source("mixture", "train", parts=(f"folder:{folder}",), class_names=("ant", "fox"))
+
+
+@pytest.mark.parametrize(
+    "weights, parts", [((0.5,), ("digits", "digits")), ((1, 0), ("digits", "digits")), (None, ())]
+)
+def test_bad_mixture_is_refused(weights, parts):
+    with pytest.raises(UserError, match=r"data\.(weights|parts)"):
+        open_source("mixture", "train", parts=parts, weights=weights)
+
+
 def test_synthetic_images_are_functions_of_their_index():
     source, again = (open_source("synthetic", "train", image_size=12, num_classes=7) for _ in range(2))
     np.testing.assert_array_equal(source[3].image, again[3].image)
@@ -205,6 +245,39 @@ def test_tfds_data_set_in_another_format_says_how_to_convert(tmp_path):
         file.rename(str(file).replace("array_record", "tfrecord"))
     with pytest.raises(UserError, match="not stored as ArrayRecord; run: python -m vit_jax.prepare"):
         open_source("tfds", "train", path=f"one_label:{tmp_path}")
+
+
+def test_tfds_folder_is_read_by_its_path(prepared):
+    assert len(open_source("tfds", "train", path=str(prepared / "one_label" / "1.0.0"))) == 20
+
+
+def test_array_record_files_are_read_without_their_description(prepared):
+    pattern = prepared / "one_label" / "1.0.0" / "*-train.array_record*"
+    source = open_source("array_record", "all", path=str(pattern), num_classes=3)
+    same = open_source("tfds", "train", path=f"one_label:{prepared}")
+    assert [source[i] for i in range(20)] == [same[i] for i in range(20)]
+
+
+def test_label_outside_the_classes_is_named(prepared):
+    pattern = prepared / "one_label" / "1.0.0" / "*-train.array_record*"
+    source = open_source("array_record", "all", path=str(pattern), num_classes=2)
+    with pytest.raises(UserError, match="example [0-9]+ has the label 2, outside the data set's 2 classes"):
+        [source[i] for i in range(20)]
+
+
+@pytest.mark.parametrize("keep", [0, 0.5, 0.99])
+def test_array_record_file_cut_short_is_named(prepared, tmp_path, keep):
+    (file,) = (prepared / "one_label" / "1.0.0").glob("*-train.array_record*")
+    data = file.read_bytes()
+    (tmp_path / "cut.array_record").write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(UserError, match="cannot read .*cut.array_record"):
+        source = open_source("array_record", "all", path=str(tmp_path / "cut.array_record"), num_classes=3)
+        [source[i] for i in range(20)]
+
+
+def test_missing_array_record_files_are_named(tmp_path):
+    with pytest.raises(UserError, match="no files .*/none"):
+        open_source("array_record", "all", path=f"{tmp_path}/none*", num_classes=3)
 
 
 def test_tfds_is_read_without_tensorflow(prepared):

@@ -60,6 +60,7 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
         for name, rate in workers.items():
             print(f"{name:34} {rate:7,.0f} images/s")
         print(f"two workers are {workers['2 workers'] / workers['1 worker']:.2f} times one")
+        print(f"two processes of the plain full decode are {two_processes(folder, rounds):.2f} times one")
         print(
             "cores that a host needs: "
             + ", ".join(f"{math.ceil(rate / figures['vit_jax'])} for {rate:,} images/s" for rate in rates)
@@ -110,6 +111,26 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
             end.send(turn)
             rates.setdefault(name, []).append(end.recv())
     return {name: statistics.median(turns) for name, turns in rates.items()}
+
+
+def two_processes(folder: str, rounds: int) -> float:
+    """What a second core gives here: images/s of two processes that share nothing, over one's."""
+    ratios = []
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        for _ in range(rounds):
+            (alone,) = pool.map(_decode_all, [folder], chunksize=1)
+            both = pool.map(_decode_all, [folder] * 2, chunksize=1)
+            ratios.append(sum(both) / alone)
+    return statistics.median(ratios)
+
+
+def _decode_all(folder: str) -> float:
+    """Images/s of the plain full decode, by the clock."""
+    batches = _full_decode(folder, 0)
+    started = time.perf_counter()
+    for _ in range(IMAGES // BATCH):
+        next(batches)
+    return IMAGES / (time.perf_counter() - started)
 
 
 def _serve(way, folder: str, core: int | None, end) -> None:

@@ -30,6 +30,7 @@ class Source:
     class_names: tuple[str, ...]
     max_labels: int = 1
     weights: tuple[float, ...] | None = None  # Shares of the parts of a mixture.
+    empty_classes: tuple[str, ...] = ()  # Known to have no image in this split.
 
     @property
     def sizes(self) -> tuple[int, ...]:

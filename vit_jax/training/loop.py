@@ -75,6 +75,9 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
         claim(workdir, config, manifest)
     console = Console(workdir / "log.txt" if leader else None)
     console.say(describe(config, manifest, params))
+    for split, source in (("training", train_source), ("test", test_source)):
+        if source.empty_classes:
+            console.say(f"note: no {split} images of {', '.join(source.empty_classes[:20])}")
     warn = console.say if leader else print  # Each process names the images that it cannot read.
 
     everywhere = replicated(mesh)

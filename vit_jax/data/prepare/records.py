@@ -32,6 +32,7 @@ from vit_jax.data.prepare.index import (
     replacing,
     write_json,
 )
+from vit_jax.data.prepare.removal import Embedder, near_duplicates, report
 from vit_jax.errors import UserError
 
 WORK = ".prepare"
@@ -49,6 +50,8 @@ class Options:
       shards: files of each split; None lets TFDS choose by size.
       shots: make splits `train_<k>shot` of the first k of each class.
       deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates leave the training split.
+      embeddings: the checkpoint whose model finds these; None compares perceptual hashes.
+      similarity: cosine of two embeddings from which on they are near-duplicates.
     """
 
     name: str | None = None
@@ -57,6 +60,8 @@ class Options:
     shards: int | None = None
     shots: tuple[int, ...] = ()
     deduplicate_against: tuple[str, ...] = ()
+    embeddings: str | None = None
+    similarity: float = 0.95
 
 
 class Split(NamedTuple):
@@ -79,8 +84,17 @@ class Prepared(NamedTuple):
     folder: Path
 
 
-def prepare(source: readers.Source, out: Path, options: Options, run: Run, write: Run) -> Prepared:
+def prepare(
+    source: readers.Source,
+    out: Path,
+    options: Options,
+    run: Run,
+    write: Run,
+    embedding: tuple[Embedder, Run] | None = None,
+) -> Prepared:
     """Makes `out/NAME/VERSION`, or goes on making it; `write` runs the last phase, which is the long one.
+
+    With `embedding`, near-duplicates are found by a model, which its `Run` runs in this process.
 
     Raises:
       UserError: something in the source is damaged, or `out` holds something else.
@@ -108,11 +122,10 @@ def prepare(source: readers.Source, out: Path, options: Options, run: Run, write
         features.save_config(work / "metadata")
         removed = np.empty(0, np.uint32)
         if options.deduplicate_against:
-            from vit_jax.data.prepare.removal import near_duplicates, report
-
             tests = options.deduplicate_against
-            pairs = near_duplicates(source, index, tests, work, run)
-            report(pairs, index, tests, work, folder)
+            embedder, compare = embedding or (None, run)
+            pairs = near_duplicates(source, index, tests, work, compare, embedder)
+            report(pairs, index, tests, work, folder, "similarity" if embedder else "distance")
             removed = pairs["position"]
         names = order_splits(source, index, removed, options.limit, work)
         if options.shots:

@@ -1,12 +1,14 @@
 """Near-duplicates of test images leave the training split, before it is ordered (paper, section 4.1).
 
-Every training image and every test image is decoded once for its fingerprint, in parallel and by
-chunks, so that this goes on where it was.
+Every training image and every test image is decoded once, for its fingerprint or for its embedding by
+a model, and by chunks, so that this goes on where it was.
 """
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,16 +16,33 @@ from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.prepare import duplicates
 from vit_jax.data.prepare.index import Index, Run, Task, load_index, mapped, save
 from vit_jax.data.prepare.readers import Source, read_image
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 
 CHUNK = 4096  # Images of a task.
+BATCH = 64  # Images that a model embeds at once.
 SHOWN = 200  # Pairs with pictures in the report.
 PRINT = np.dtype([("position", "u4"), ("fingerprint", "u8")])
-# Position in the index; which test set, and the image in it; in how many bits they differ.
-PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("distance", "u4")])
+# Position in the index; which test set, and the image in it; the distance in bits, or the similarity.
+PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", "f4")])
 
 
-def near_duplicates(source: Source, index: Index, tests: tuple[str, ...], work: Path, run: Run) -> np.ndarray:
+class Embedder(NamedTuple):
+    """A model as `near_duplicates` uses it."""
+
+    size: int  # Of its images.
+    embed: Callable[[np.ndarray], np.ndarray]  # uint8 [n, size, size, 3] -> float32 [n, dim]
+    similarity: float  # The least cosine of near-duplicates.
+
+
+def near_duplicates(
+    source: Source,
+    index: Index,
+    tests: tuple[str, ...],
+    work: Path,
+    run: Run,
+    embedder: Embedder | None = None,
+) -> np.ndarray:
     """The training examples that look like an image of a test set, as an array of `PAIR`.
 
     Args:
@@ -31,7 +50,8 @@ def near_duplicates(source: Source, index: Index, tests: tuple[str, ...], work: 
       index: of its examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
       work: the folder of working files.
-      run: runs tasks.
+      run: runs tasks; with an embedder, in this process.
+      embedder: compares embeddings instead of fingerprints.
 
     Raises:
       UserError: there is no training split, or no such test set.
@@ -43,69 +63,91 @@ def near_duplicates(source: Source, index: Index, tests: tuple[str, ...], work: 
             raise UserError("--deduplicate_against needs a split named train")
         sizes = [len(open_test(test)) for test in tests]
         save(work / "train.npy", np.flatnonzero(in_train).astype(np.uint32))
-        candidates = _fingerprints(_train, work, int(in_train.sum()), "train", work, run)
-        references = [
-            _fingerprints(_test, test, size, f"test{i}", work, run)
-            for i, (test, size) in enumerate(zip(tests, sizes, strict=True))
-        ]
-        sets = np.repeat(np.arange(len(tests)), [len(prints) for prints in references])
-        references = np.concatenate(references)
-        prints = references["fingerprint"]
-        both_ways = np.concatenate([prints, duplicates.mirrored(prints)])
-        found = duplicates.find(candidates["fingerprint"], both_ways)
-        near, found = candidates[found >= 0], found[found >= 0]
-        pairs = np.empty(len(near), PAIR)
-        pairs["position"] = near["position"]
-        pairs["test"] = sets[found % len(prints)]
-        pairs["image"] = references["position"][found % len(prints)]
-        pairs["distance"] = np.bitwise_count(near["fingerprint"] ^ both_ways[found])
-        save(result, pairs)
+        find = _similar if embedder else _alike
+        save(result, find(int(in_train.sum()), tests, sizes, work, run, embedder))
     return mapped(result)
 
 
-def report(pairs: np.ndarray, index: Index, tests: tuple[str, ...], work: Path, folder: Path) -> None:
-    """Writes `removed.csv` and `removed.html` into `folder`, of what `near_duplicates` found."""
+def report(
+    pairs: np.ndarray, index: Index, tests: tuple[str, ...], work: Path, folder: Path, measure: str
+) -> None:
+    """Writes `removed.csv` and `removed.html` into `folder`, of what `near_duplicates` found.
+
+    Args:
+      measure: what the pairs' values are, `distance` or `similarity`.
+    """
+    sign = {"distance": 1, "similarity": -1}[measure]
     opened = [open_test(test) for test in tests]
-    nearest = set(np.argsort(pairs["distance"], kind="stable")[:SHOWN].tolist())
+    nearest = set(np.argsort(sign * pairs["value"], kind="stable")[:SHOWN].tolist())
     rows = []
-    for i, (position, test, image, distance) in enumerate(pairs.tolist()):
+    for i, (position, test, image, value) in enumerate(pairs.tolist()):
         entry = index.entries[position]
         images = None
         if i in nearest:
             ours = read_image(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
             images = ours, opened[test][image]["image"]
         rows.append(
-            duplicates.Removed(index.describe(entry), f"{tests[test]} example {image}", distance, images)
+            duplicates.Removed(index.describe(entry), f"{tests[test]} example {image}", value, images)
         )
     examples, references = len(mapped(work / "train.npy")), sum(map(len, opened))
-    duplicates.write_report(folder, rows, measure="distance", examples=examples, references=references)
+    duplicates.write_report(folder, rows, measure=measure, examples=examples, references=references)
 
 
-def _fingerprints(function: Callable, what, size: int, name: str, work: Path, run: Run) -> np.ndarray:
-    """Of all images that can be read."""
+def _alike(size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run: Run, _) -> np.ndarray:
+    """Pairs by fingerprint."""
+    candidates = _by_chunks(_print_train, (work,), size, "fingerprinting train", work, run)
+    references = [
+        _by_chunks(_print_test, (test,), length, f"fingerprinting test {i}", work, run)
+        for i, (test, length) in enumerate(zip(tests, sizes, strict=True))
+    ]
+    sets = np.repeat(np.arange(len(tests)), [len(prints) for prints in references])
+    references = np.concatenate(references)
+    prints = references["fingerprint"]
+    both_ways = np.concatenate([prints, duplicates.mirrored(prints)])
+    found = duplicates.find(candidates["fingerprint"], both_ways)
+    near, found = candidates[found >= 0], found[found >= 0]
+    bits = np.bitwise_count(near["fingerprint"] ^ both_ways[found])
+    return _pairs(near["position"], sets, references["position"], found % len(prints), bits)
+
+
+def _pairs(positions, sets, images, found, values) -> np.ndarray:
+    pairs = np.empty(len(positions), PAIR)
+    pairs["position"], pairs["value"] = positions, values
+    pairs["test"], pairs["image"] = sets[found], images[found]
+    return pairs
+
+
+def _by_chunks(function: Callable, what: tuple, size: int, name: str, work: Path, run: Run) -> np.ndarray:
+    """Joins what `function(*what, start, stop, result)` saves for the parts of `range(size)`."""
     tasks = []
     for start in range(0, size, CHUNK):
-        stop, result = min(start + CHUNK, size), work / "fingerprints" / f"{name}-{start:010d}.npy"
-        tasks.append(Task(function, (what, start, stop, result), result, stop - start))
-    run(tasks, f"fingerprinting {name}", "images")
+        stop = min(start + CHUNK, size)
+        result = work / "chunks" / f"{name.replace(' ', '-')}-{start:010d}.npy"
+        tasks.append(Task(function, (*what, start, stop, result), result, stop - start))
+    run(tasks, name, "images")
     return np.concatenate([np.load(task.result) for task in tasks])
 
 
-def _train(work: Path, start: int, stop: int, result: Path) -> None:
+def _train(work: Path, start: int, stop: int) -> Iterable[tuple[int, bytes]]:
     index, positions = load_index(work), mapped(work / "train.npy")[start:stop]
-    images = (
-        read_image(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
-        for entry in index.entries[positions]
-    )
-    _save(zip(positions.tolist(), images, strict=True), result)
+    for position, entry in zip(positions.tolist(), index.entries[positions], strict=True):
+        yield position, read_image(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
 
 
-def _test(test: str, start: int, stop: int, result: Path) -> None:
+def _test(test: str, start: int, stop: int) -> Iterable[tuple[int, bytes]]:
     data = open_test(test)
-    _save(((i, data[i]["image"]) for i in range(start, stop)), result)
+    return ((i, data[i]["image"]) for i in range(start, stop))
 
 
-def _save(images, result: Path) -> None:
+def _print_train(work: Path, start: int, stop: int, result: Path) -> None:
+    _save_prints(_train(work, start, stop), result)
+
+
+def _print_test(test: str, start: int, stop: int, result: Path) -> None:
+    _save_prints(_test(test, start, stop), result)
+
+
+def _save_prints(images: Iterable[tuple[int, bytes]], result: Path) -> None:
     prints = []
     for position, image in images:
         try:
@@ -113,6 +155,44 @@ def _save(images, result: Path) -> None:
         except Unreadable:
             continue
     save(result, np.array(prints, PRINT))
+
+
+def _similar(
+    size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run: Run, embedder: Embedder
+) -> np.ndarray:
+    """Pairs by embedding; only the test images' embeddings are kept."""
+    parts = [_embed(_test(test, 0, length), embedder) for test, length in zip(tests, sizes, strict=True)]
+    sets = np.repeat(np.arange(len(tests)), [len(positions) for positions, _ in parts])
+    images, references = (np.concatenate(column) for column in zip(*parts, strict=True))
+
+    def compare(start: int, stop: int, result: Path) -> None:
+        positions, vectors = _embed(_train(work, start, stop), embedder)
+        found = duplicates.nearest(vectors, references, embedder.similarity)
+        near = found >= 0
+        ours, theirs = vectors[near], references[found[near]]
+        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+        save(result, _pairs(positions[near], sets, images, found[near], (ours * theirs).sum(1) / norms))
+
+    return _by_chunks(compare, (), size, "embedding train", work, run)
+
+
+def _embed(images: Iterable[tuple[int, bytes]], embedder: Embedder) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the images that can be read, and their embeddings `[n, dim]`."""
+    crop = TestCrop(embedder.size, "square", embedder.size)
+    positions, vectors = [], []
+    images = iter(images)
+    while batch := list(itertools.islice(images, BATCH)):
+        pixels = np.zeros((BATCH, embedder.size, embedder.size, 3), np.uint8)  # Whole: compiled once.
+        read = []
+        for position, image in batch:
+            try:
+                crop(image, pixels[len(read)])
+                read.append(position)
+            except Unreadable:
+                continue
+        positions += read
+        vectors.append(embedder.embed(pixels)[: len(read)])
+    return np.array(positions, np.uint32), np.concatenate(vectors)
 
 
 def open_test(test: str):

@@ -1,0 +1,43 @@
+"""How long a pipeline takes to its first batch, from the beginning and from far into training."""
+
+import contextlib
+import statistics
+import subprocess
+import sys
+import time
+
+from vit_jax.data.pipeline import training_batches
+from vit_jax.data.preprocess import TrainCrop
+from vit_jax.data.sources import Synthetic
+
+BATCH = 10
+EXAMPLES = (10, 100_000_000)
+
+
+def measure(rounds: int = 7) -> None:
+    """Prints seconds from the start of a process to its first batch, at two examples of one source.
+
+    The source is of a billion images that are made when they are asked for. The two take turns.
+    """
+    turns = [[_alone(example) for example in EXAMPLES] for _ in range(rounds)]
+    medians = [statistics.median(times) for times in zip(*turns, strict=True)]
+    for example, seconds in zip(EXAMPLES, medians, strict=True):
+        print(f"first batch at example {example:11,}: {seconds:.3f} s after the process began")
+    print(f"ratio {medians[1] / medians[0]:.3f} (medians of {rounds} turns)")
+
+
+def _alone(example: int) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "vit_jax.benchmarks.resume", str(example)], check=True)
+    return time.perf_counter() - started
+
+
+def _first_batch(example: int) -> None:
+    arguments = dict(seed=0, batch_size=BATCH, crop=TrainCrop(224), workers=0)
+    source = Synthetic(image_size=224, num_classes=10, size=10**9)
+    with contextlib.closing(training_batches(source, first_step=example // BATCH, **arguments)) as batches:
+        next(batches)
+
+
+if __name__ == "__main__":
+    _first_batch(int(sys.argv[1]))
