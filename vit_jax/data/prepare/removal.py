@@ -81,6 +81,7 @@ def report(
     nearest = set(np.argsort(sign * pairs["value"], kind="stable")[:SHOWN].tolist())
     rows = []
     for i, (position, test, image, value) in enumerate(pairs.tolist()):
+        value = int(value) if measure == "distance" else value
         entry = index.entries[position]
         images = None
         if i in nearest:
