@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.decode import Box, Unreadable, open_image
 from vit_jax.data.prepare import duplicates
 from vit_jax.data.prepare.index import Index, Run, Task, load_index, mapped, save
 from vit_jax.data.prepare.readers import Source, read_image
@@ -152,7 +152,9 @@ def _save_prints(images: Iterable[tuple[int, bytes]], result: Path) -> None:
     prints = []
     for position, image in images:
         try:
-            prints.append((position, duplicates.fingerprint(decode(image))))
+            opened = open_image(image)  # Detail beyond twice the hash's 32 pixels costs time alone.
+            pixels = opened.region(Box(0, 0, opened.width, opened.height), 64)
+            prints.append((position, duplicates.fingerprint(pixels)))
         except Unreadable:
             continue
     save(result, np.array(prints, PRINT))
