@@ -144,7 +144,8 @@ def test_config_describes_a_model(name):
 
 
 # One of each data set and of each kind of model; the others differ from them in sizes and numbers.
-SMOKE = ("augreg_i1k", "vit_h14_i21k", "r50_vit_b16_jft", "bit_r50x1_jft")
+SLOW = pytest.mark.slow  # Hundreds of small compilations.
+SMOKE = ("augreg_i1k", "vit_h14_i21k", pytest.param("r50_vit_b16_jft", marks=SLOW), "bit_r50x1_jft")
 
 
 @pytest.mark.parametrize("name", SMOKE)
