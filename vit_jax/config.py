@@ -20,6 +20,7 @@ OPERATIONAL = {
     "checkpoint_every",
     "checkpoints_kept",
     "data.workers",
+    "data.threads",
     "data.max_unreadable",
 }
 
@@ -80,7 +81,8 @@ def base_config() -> ConfigDict:
     config.data.flip = True
     config.data.test_crop = "short_side"  # Or square: what is resized before the central crop.
     config.data.test_resize = 256  # Size before the central crop.
-    config.data.workers = 0  # Processes that decode, for each host; 0: threads.
+    config.data.workers = 0  # Processes that decode, for each host; 0: the training process does.
+    config.data.threads = 1  # Of each process that decodes.
     config.data.max_unreadable = 100  # Image files skipped before the run gives up.
 
     config.augment = ConfigDict()
@@ -169,9 +171,16 @@ def check(config: ConfigDict) -> None:
         raise UserError("give config.epochs or config.steps")
     for key in ("epochs", "steps"):
         _require(given[key] is None or given[key] > 0, key, given[key], "above 0")
-    for key in ("batch_size", "micro_batches", "data.image_size", "log_every", "evaluate_every"):
+    for key in (
+        "batch_size",
+        "micro_batches",
+        "data.image_size",
+        "data.threads",
+        "log_every",
+        "evaluate_every",
+    ):
         _require(given[key] >= 1, key, given[key], "at least 1")
-    for key in ("checkpoint_every", "checkpoints_kept"):
+    for key in ("checkpoint_every", "checkpoints_kept", "data.threads"):
         _require(given[key] >= 1, key, given[key], "at least 1")
     for key in ("model.dropout", "model.stochastic_depth"):
         _require(given[key] is None or 0 <= given[key] < 1, key, given[key], "from 0 to below 1")

@@ -101,7 +101,7 @@ def _pretrain(model: str, dropout: float) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
-    config.data.workers = 32
+    config.data.workers, config.data.threads = 8, 4
     config.loss.name = "sigmoid"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
     config.optimizer.warmup_steps = 10_000

@@ -32,7 +32,9 @@ def with_broken() -> WithBroken:
     return WithBroken(source.name, source.images, source.labels, source.class_names)
 
 
-def train(source=None, count=10, *, seed=0, first_step=0, workers=0, batch_size=8, **process) -> list[dict]:
+def train(
+    source=None, count=10, *, seed=0, first_step=0, workers=0, threads=1, batch_size=8, **process
+) -> list[dict]:
     batches = training_batches(
         source or numbered(),
         seed=seed,
@@ -40,6 +42,7 @@ def train(source=None, count=10, *, seed=0, first_step=0, workers=0, batch_size=
         first_step=first_step,
         crop=TrainCrop(8, area=(0.3, 1.0)),
         workers=workers,
+        threads=threads,
         **process,
     )
     return list(itertools.islice(batches, count))
@@ -98,6 +101,18 @@ def test_worker_processes_give_the_same_batches():
     flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
     for one, other in zip(train(count=6), train(count=6, workers=2), strict=True):
         assert_equal(one, other)
+
+
+def test_threads_give_the_same_batches():
+    for one, other in zip(train(count=12), train(count=12, threads=3), strict=True):
+        assert_equal(one, other)
+
+
+def test_large_batch_of_many_chunks_is_the_same_for_any_number_of_processes():
+    source = numbered(500)
+    (whole,) = train(source, count=1, batch_size=202)
+    parts = [train(source, count=1, batch_size=202, process=i, processes=2)[0] for i in range(2)]
+    assert_equal({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
 
 
 def evaluate(source=None, **process) -> list[dict]:

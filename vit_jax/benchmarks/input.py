@@ -1,6 +1,7 @@
 """How many images a core turns into training crops, beside other ways to do it."""
 
 import contextlib
+import functools
 import io
 import itertools
 import math
@@ -54,12 +55,11 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
             if name in figures:
                 print(f"vit_jax is {figures['vit_jax'] / figures[name]:.2f} times {name}")
 
-        workers = take_turns(
-            {"1 worker": _one_worker, "2 workers": _two_workers}, folder, rounds, one_core=False
-        )
+        workers = take_turns(SHARED, folder, rounds, one_core=False)
         for name, rate in workers.items():
             print(f"{name:34} {rate:7,.0f} images/s")
-        print(f"two workers are {workers['2 workers'] / workers['1 worker']:.2f} times one")
+        for what in ("thread", "worker"):
+            print(f"two {what}s are {workers[f'2 {what}s'] / workers[f'1 {what}']:.2f} times one")
         print(f"two processes of the plain full decode are {two_processes(folder, rounds):.2f} times one")
         print(
             "cores that a host needs: "
@@ -159,7 +159,7 @@ def _serve(way, folder: str, core: int | None, end) -> None:
             end.send(IMAGES / (clock() - started))
 
 
-def _vit_jax(folder: str, turn: int, workers: int = 0) -> Iterator:
+def _vit_jax(folder: str, turn: int, workers: int = 0, threads: int = 1) -> Iterator:
     return training_batches(
         open_source("folder", "train", path=folder),
         seed=turn,
@@ -167,15 +167,8 @@ def _vit_jax(folder: str, turn: int, workers: int = 0) -> Iterator:
         first_step=0,
         crop=TrainCrop(SIZE),
         workers=workers,
+        threads=threads,
     )
-
-
-def _one_worker(folder: str, turn: int) -> Iterator:
-    return _vit_jax(folder, turn, workers=1)
-
-
-def _two_workers(folder: str, turn: int) -> Iterator:
-    return _vit_jax(folder, turn, workers=2)
 
 
 def _tf_data(folder: str, turn: int) -> Iterator:
@@ -243,6 +236,14 @@ WAYS = {
     "full decode": _full_decode,
     "tf.data, fused decode and crop": _tf_data,
     "Pillow": _pillow,
+}
+
+
+SHARED = {
+    "1 thread": _vit_jax,
+    "2 threads": functools.partial(_vit_jax, threads=2),
+    "1 worker": functools.partial(_vit_jax, workers=1),
+    "2 workers": functools.partial(_vit_jax, workers=2),
 }
 
 

@@ -29,6 +29,7 @@ class Evaluator:
             batch_size=batch_size,
             crop=test_crop(config),
             workers=config.data.workers,
+            threads=config.data.threads,
             process=jax.process_index(),
             processes=jax.process_count(),
         )

@@ -189,6 +189,7 @@ def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable
         crop=train_crop(config),
         augment=host_augmentation(layers_magnitude, config.augment.color_jitter),
         workers=config.data.workers,
+        threads=config.data.threads,
         process=jax.process_index(),
         processes=jax.process_count(),
     )
