@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+from concurrent import futures
 from pathlib import Path
 
 from vit_jax.data.pipeline import training_batches
@@ -21,8 +22,8 @@ def measure(batches: int = 100_000, picture: str = "input_memory.png") -> None:
     figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
     for workers in (0, 2):
         # A process of its own, so that the second does not begin with the first one's memory.
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            steps, megabytes = pool.apply(_watch, (batches, workers))
+        with futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            steps, megabytes = pool.submit(_watch, batches, workers).result()
         tenth = len(steps) // 10
         early, late = (sum(part) / tenth for part in (megabytes[tenth : 2 * tenth], megabytes[-tenth:]))
         print(
