@@ -106,6 +106,8 @@ def blow_at_first_shard(run, out: Path, source: Path, blow: int) -> tuple[int, s
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A background job of a shell, and what it starts, is deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not list(out.glob("pets/1.0.0/.prepare/shards/train-*.json")):
         assert process.poll() is None, process.communicate()
