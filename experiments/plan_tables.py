@@ -15,10 +15,10 @@ from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from vit_jax.parallel.chips import GIB  # noqa: E402
-from vit_jax.planning import advice, cost  # noqa: E402
-from vit_jax.planning.compile import find_slice  # noqa: E402
-from vit_jax.planning.estimate import estimate, make_job  # noqa: E402
+from vit_jax.parallel.chips import GIB
+from vit_jax.planning import advice, cost
+from vit_jax.planning.compile import find_slice
+from vit_jax.planning.estimate import estimate, make_job
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # (config, epochs, published TPUv3-core-days)

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unknown chip {CHIP.value!r} (--chip); there are: {', '.join(names)}")
     if CHIP.value == "cpu" or not next(chip for chip in CHIPS if chip.name == CHIP.value).topologies:
         where = roofline.find_machine(CHIP.value, DEVICES.value)
-        plans = [roofline.estimate(config, job, where, prices)]
+        plans = [roofline.estimate_best(config, job, where, prices)]
         print(table(plans[0]))
     elif SWEEP.value:
         plans = advice.sweep(config, job, find_slice(CHIP.value, TOPOLOGY.value), prices, _say)

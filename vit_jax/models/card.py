@@ -68,17 +68,22 @@ def count_multiply_adds(model: nnx.Module) -> int:
 def _count(jaxpr: core.Jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
-        kind, shapes = equation.primitive.name, [v.aval.shape for v in equation.invars if hasattr(v, "aval")]
-        if kind == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            summed = math.prod(shapes[0][axis] for axis in contracted)
-            total += math.prod(equation.outvars[0].aval.shape) * summed
-        elif kind == "conv_general_dilated":
-            total += _convolution(*shapes, equation.outvars[0].aval.shape, equation.params)
-        else:
-            times = equation.params["length"] if kind == "scan" else 1
-            total += times * sum(_count(inner) for inner in core.jaxprs_in_params(equation.params))
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += multiply_adds(equation)
+        total += times * sum(_count(inner) for inner in core.jaxprs_in_params(equation.params))
     return total
+
+
+def multiply_adds(equation: core.JaxprEqn) -> int:
+    """Of one operation that JAX traced: 0 but for products of matrices and convolutions."""
+    kind, shapes = equation.primitive.name, [v.aval.shape for v in equation.invars if hasattr(v, "aval")]
+    if kind == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        summed = math.prod(shapes[0][axis] for axis in contracted)
+        return math.prod(equation.outvars[0].aval.shape) * summed
+    if kind == "conv_general_dilated":
+        return _convolution(*shapes, equation.outvars[0].aval.shape, equation.params)
+    return 0
 
 
 def _convolution(inputs: tuple, kernel: tuple, outputs: tuple, params: dict) -> int:
