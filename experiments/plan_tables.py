@@ -29,9 +29,8 @@ MODELS = ("vit_b16_jft", "vit_l16_jft", "vit_h14_jft")
 
 def main() -> None:
     prices = cost.read_prices(cost.PRICES)
-    print(
-        "| config | epochs | core-days, published | estimated | ratio | step, ms | MFU |\n|---|---|---|---|---|---|---|"
-    )
+    show("config", "epochs", "core-days, published", "estimated", "ratio", "step, ms", "MFU")
+    show(*["---"] * 7)
     for name, epochs, published in HEADLINES:
         config = load_config(name)
         config.epochs = float(epochs)
@@ -40,9 +39,9 @@ def main() -> None:
         row = name + changes, epochs, f"{published:,}", f"{days:,.0f}", f"{days / published:.2f}"
         show(*row, f"{plan.step_seconds * 1e3:,.1f}", f"{plan.mfu:.1%}")
 
-    print(
-        "\n| config | slice | GiB a device | step, ms | MFU | hours | price |\n|---|---|---|---|---|---|---|"
-    )
+    print()
+    show("config", "slice", "GiB a device", "step, ms", "MFU", "hours", "price")
+    show(*["---"] * 7)
     for name in MODELS:
         for slice_name in SLICES:
             where = find_slice(*slice_name)

@@ -1,8 +1,8 @@
 """Pre-training compute of the paper's scaling study (table 6): python experiments/table6_compute.py
 
 Prints the paper's exaFLOPs beside ours: 6 x multiply-adds of an image x epochs x 303 million images, with the
-18,291 classes of JFT-300M and, for what has a transformer, the hidden tanh layer of the head. Counted from the
-models themselves, in seconds; nothing is compiled. Read the last column: 1 is the paper's figure. Two rows
+18,291 classes of JFT-300M and, for what has a transformer, the hidden tanh layer of the head. Counted from
+the models themselves, in seconds; nothing is compiled. Read the last column: 1 is the paper's figure. Two rows
 are off: the paper rounds B/32's 56.3 to 55, and its 859 for R50x1+ViT-L/16 at 7 epochs contradicts its own
 1,668 at 14, of which half is 834.
 """

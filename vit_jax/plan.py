@@ -60,9 +60,7 @@ def main(arguments: list[str]) -> None:
         if not plans[0].fits:
             found = advice.nearest_fit(config, job, where, prices, plans[0], _say)
             if found is None:
-                print(
-                    "\nNo change of remat, fsdp or micro-batches that was tried fits; use more or larger chips."
-                )
+                print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
             else:
                 plans.append(found[1])
                 print(f"\nThis fits: {advice.in_words(found[0])}\n\n{table(found[1])}")

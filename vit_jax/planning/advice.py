@@ -41,7 +41,7 @@ def nearest_fit(
     say: Callable[[str], None],
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
-    """The first change, of those that cost little speed, with which the program fits; it is compiled to see."""
+    """The change that costs the least speed and makes the program fit, which is compiled to make certain."""
     for changes in _likely(config, where, failed):
         if not attempts:
             break
@@ -104,9 +104,7 @@ def sweep(
 
 def ranking(plans: list[Estimate]) -> str:
     """A sweep's plans, one a line."""
-    lines = [
-        f"{'data x fsdp x tensor':>22}  remat  {'step ms':>9}  {'MFU':>6}  {'GiB':>7}  {'hours':>8}  {'price':>10}"
-    ]
+    lines = ["  data x fsdp x tensor  remat    step ms     MFU      GiB     hours       price"]
     for plan in plans:
         fsdp, tensor = plan.choices["mesh.fsdp"], plan.choices["mesh.tensor"]
         mesh = f"{plan.where.devices // fsdp // tensor} x {fsdp} x {tensor}"

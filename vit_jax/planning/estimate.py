@@ -1,5 +1,6 @@
 """What a config's run takes on given devices, as one record that prints as a table."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -146,13 +147,12 @@ def table(plan: Estimate) -> str:
         f"{plan.model} on {where}: {plan.method}",
         "  " + ", ".join(f"{key} {value}" for key, value in plan.choices.items() if value is not None),
         "",
-        _row("parameters", f"{job.parameters / 1e6:,.2f} M"),
-        _row("FLOPs a step, at least", f"{job.flops / 1e15:,.3f} P"),
+        _row("parameters", _number(job.parameters)),
+        _row("FLOPs a step, at least", _number(job.flops)),
     ]
     if plan.flops is not None:
-        lines.append(
-            _row("FLOPs a step, compiled", f"{plan.flops / 1e15:,.3f} P ({plan.flops / job.flops:.1%})")
-        )
+        share = plan.flops / job.flops
+        lines.append(_row("FLOPs a step, compiled", f"{_number(plan.flops)} ({share:.1%})"))
     lines += ["", "memory of a device, GiB"]
     names = dict(
         parameters="parameters", optimizer="optimizer", batch="batch", temporaries="activations, gradients"
@@ -187,7 +187,7 @@ def table(plan: Estimate) -> str:
         "",
         "the run",
         _row("steps", f"{job.steps:,} ({job.images:,} images)"),
-        _row("exaFLOPs", f"{job.exaflops:,.1f}"),
+        _row("exaFLOPs", f"{job.exaflops:,.4g}"),
         _row("hours", f"{run.hours:,.1f}"),
         _row("device-days", f"{run.core_days:,.1f} ({run.chip_days:,.1f} chip-days)"),
         _row("price", (f"${run.dollars:,.0f} at " if run.dollars is not None else "") + run.price),
@@ -208,3 +208,9 @@ def table(plan: Estimate) -> str:
 
 def _row(name: str, value: str) -> str:
     return f"  {name:26}{value}"
+
+
+def _number(value: float) -> str:
+    """With a prefix of the metric system: 100.46 M."""
+    power = min(5, max(0, int(math.log10(max(value, 1)) // 3)))
+    return f"{value / 1000**power:,.2f} {' kMGTP'[power]}".rstrip()
