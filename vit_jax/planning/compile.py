@@ -14,11 +14,24 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.parallel.chips import CHIPS, GIB, Chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.training.program import Program, abstract_batch, make_program
+
+VERSION = "1"  # Of what is kept in the cache.
+
+# Else the library looks for a TPU and for Google's cloud around it, complains at length that there is none,
+# and lets one process of a machine use it at a time.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ def find_slice(name: str, topology: str | None) -> Slice:
     """
     chips = {chip.name: chip for chip in CHIPS if chip.topologies}
     if name not in chips:
-        raise UserError(f"unknown TPU {name!r} (--chip); {nearest(name, chips)}")
+        raise UserError(f"unknown TPU {name!r} (--chip); there are: {', '.join(chips)}")
     chip = chips[name]
     if topology not in chip.topologies:
         raise UserError(
@@ -90,9 +103,7 @@ def topology_devices(where: Slice) -> list[jax.Device]:
         raise UserError(
             f'the compiler for TPU {where.chip.name} is not installed; pip install -e ".[plan]" brings it'
         )
-    # Else the library looks for a TPU and for Google's cloud around it, and complains of neither.
-    quiet = dict(TPU_SKIP_MDS_QUERY="1", TPU_MIN_LOG_LEVEL="3", TPU_STDERR_LOG_LEVEL="3")
-    os.environ.update(quiet | dict(TPU_ACCELERATOR_TYPE="v5litepod-1", TPU_WORKER_HOSTNAMES="localhost"))
+    os.environ.update(ENVIRONMENT)
     from jax.experimental import topologies
 
     # Chips with two cores that work as one device.
@@ -142,9 +153,6 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
     temporary.write_text(json.dumps(asdict(result)))
     temporary.replace(known)
     return result
-
-
-VERSION = "1"  # Of what is kept in the cache.
 
 
 def _cache() -> Path:
