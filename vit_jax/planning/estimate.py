@@ -118,7 +118,15 @@ def _speed(compiled: Compiled, job: Job, where: Slice, prices: dict[str, dict]) 
     links = (
         sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items()) / chip.link_bandwidth
     )
-    costliest = sorted(operations, key=lambda operation: -operation.times * operation.cycles)[:10]
+    # Layers that are compiled one by one do the same: what comes from the same line of JAX counts together.
+    same = {}
+    for operation in operations:
+        runs, cycles = same.get((operation.part, operation.source), (0, 0))
+        same[operation.part, operation.source] = (
+            runs + operation.times,
+            cycles + operation.times * operation.cycles,
+        )
+    costliest = sorted(same.items(), key=lambda item: -item[1][1])[:10]
     return dict(
         step_seconds=seconds,
         flops=total(operations, "flops") * where.devices,
@@ -127,14 +135,13 @@ def _speed(compiled: Compiled, job: Job, where: Slice, prices: dict[str, dict]) 
         parts={part: cycles / chip.clock for part, cycles in by(operations, "part", "cycles").items()},
         costliest=[
             dict(
-                seconds=operation.times * operation.cycles / chip.clock,
-                share=operation.times * operation.cycles / chip.clock / seconds,
-                part=operation.part,
-                times=operation.times,
-                operation=operation.name,
-                source=operation.source,
+                seconds=cycles / chip.clock,
+                share=cycles / chip.clock / seconds,
+                part=part,
+                runs=runs,
+                source=source,
             )
-            for operation in costliest
+            for (part, source), (runs, cycles) in costliest
         ],
         cost=cost(job, where, seconds, prices),
     )
@@ -200,7 +207,7 @@ def table(plan: Estimate) -> str:
     if plan.costliest:
         lines += ["", "the ten costliest operations"]
         lines += [
-            f"  {x['seconds'] * 1e3:8.2f} ms {x['share']:6.1%}  {x['times']:3} x {x['part']}: {x['source']}"
+            f"  {x['seconds'] * 1e3:8.2f} ms {x['share']:6.1%}  {x['runs']:4} x {x['part']}: {x['source']}"
             for x in plan.costliest
         ]
     return "\n".join(lines)
