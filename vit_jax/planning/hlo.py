@@ -206,8 +206,8 @@ class _Module:
             function = function.split(".<locals>")[0].removesuffix(".__call__")
             if "/vit_jax/models/" in file and not file.endswith("layers.py"):
                 return function
-            if "/optax/" in file and "/losses/" not in file:
-                outermost = "optimizer"
+            if file.endswith("/training/step.py") or ("/optax/" in file and "/losses/" not in file):
+                outermost = "optimizer"  # What the step itself does is to take the update or to leave it.
             elif file.endswith("/training/augment.py"):
                 return "augmentation"
             elif file.endswith("/training/objective.py"):
