@@ -21,7 +21,7 @@ SMALL = (
     "--config.steps=40",
     "--config.optimizer.warmup_steps=5",
     "--config.log_every=7",
-    "--config.checkpoint_every=10",
+    "--config.checkpoint.every=10",
     "--config.evaluate_every=20",
 )
 

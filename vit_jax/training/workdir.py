@@ -41,7 +41,9 @@ def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:
                     "give another --workdir, or the config it was started with"
                 )
             return
-        if workdir.exists() and any(workdir.iterdir()):
+        # What an earlier start left that was killed while it made the workdir.
+        begun = {MANIFEST, CONFIG + ".tmp"}
+        if workdir.exists() and any(path.name not in begun for path in workdir.iterdir()):
             raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -74,11 +76,14 @@ def model_arguments(config: ConfigDict) -> dict:
     return chosen | {"image_size": config.data.image_size}
 
 
-def open_workdir(workdir: Path) -> Checkpoint:
-    """The newest checkpoint of a run; the workdir is all it needs.
+def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
+    """A checkpoint of a run, the newest by default; the workdir is all it needs.
+
+    Args:
+      which: a step, or `best` (by test accuracy).
 
     Raises:
-      UserError: there is no run or no checkpoint.
+      UserError: there is no run or no such checkpoint, or it is damaged.
     """
     try:
         config = configs.from_json((workdir / CONFIG).read_text())
@@ -93,9 +98,9 @@ def open_workdir(workdir: Path) -> Checkpoint:
         tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
         for path, shape in shapes.items()
     }
-    params = load_params(workdir / CHECKPOINTS, nnx.traversals.unflatten_mapping(like))
+    params = load_params(workdir / CHECKPOINTS, nnx.traversals.unflatten_mapping(like), which)
 
     def read(path):
         return functools.reduce(operator.getitem, path.split("/"), params)
 
-    return Checkpoint(str(workdir), "a run", factory.func, values, shapes, read)
+    return Checkpoint(f"{workdir}{which and '@' + which}", "a run", factory.func, values, shapes, read)
