@@ -6,6 +6,7 @@ is an error.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,13 @@ OPERATIONAL = {
     "data.workers",
     "data.threads",
     "data.max_unreadable",
+    "max_skipped_steps",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "model.remat",
+    "model.scan",
+    "profile",
 }
 
 AUGREG_LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
@@ -64,6 +72,8 @@ def base_config() -> ConfigDict:
     config.model.stochastic_depth = placeholder(float)
     config.model.head_bias = placeholder(float)
     config.model.norm_epsilon = placeholder(float)
+    config.model.remat = "none"  # Or dots, full: what the backward pass computes anew to save memory.
+    config.model.scan = placeholder(bool)  # Compile one encoder layer for all.
     config.model.dtype = "float32"  # Or bfloat16: of the computation; parameters are float32.
 
     config.data = ConfigDict()
@@ -97,12 +107,19 @@ def base_config() -> ConfigDict:
     config.augment.erasing = 0.0  # Probability for each image.
     config.augment.color_jitter = (0.0, 0.0, 0.0)  # Of brightness, contrast, saturation: factor 1 +- x.
 
+    # All devices, on three axes. A batch is divided over data x fsdp, parameters and what the optimizer
+    # keeps over fsdp, heads and hidden units over tensor. None for one axis: all the rest.
+    config.mesh = ConfigDict()
+    config.mesh.data = placeholder(int)
+    config.mesh.fsdp = 1
+    config.mesh.tensor = 1
+
     config.loss = ConfigDict()
     config.loss.name = "softmax"  # Or sigmoid: summed over the classes.
     config.loss.label_smoothing = 0.0
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "adam"  # Or sgd.
+    config.optimizer.name = "adam"  # Or adafactor, sgd.
     config.optimizer.learning_rate = 1e-3
     config.optimizer.end_learning_rate = 0.0
     config.optimizer.schedule = "cosine"  # Or linear, constant.
@@ -110,13 +127,16 @@ def base_config() -> ConfigDict:
     config.optimizer.beta1 = 0.9  # Momentum, for sgd.
     config.optimizer.beta2 = 0.999
     config.optimizer.epsilon = 1e-8
+    config.optimizer.moment_dtype = "float32"  # Or bfloat16: of the first moment, or momentum.
     config.optimizer.weight_decay = 0.1  # Decoupled: times the learning rate.
     config.optimizer.decay = "kernels"  # Or all parameters.
     config.optimizer.clip_norm = 1.0  # Global norm of the gradient; 0: off.
 
+    config.max_skipped_steps = 10  # In a row, whose loss or gradient is not finite, before the run gives up.
+    config.profile = ""  # `steps:10-15` writes a trace of these steps into the workdir.
     config.log_every = 50  # All in steps.
     config.evaluate_every = 1000
-    config.hang_seconds = 1200.0  # No step, no batch of an evaluation: stacks are written, then it ends.
+    config.hang_seconds = 1200.0  # With no step and no batch of an evaluation done; see watchdog.py.
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1000  # Steps.
@@ -189,6 +209,12 @@ def check(config: ConfigDict) -> None:
         "evaluate_every",
     ):
         _require(given[key] >= 1, key, given[key], "at least 1")
+    for key in ("mesh.data", "mesh.fsdp", "mesh.tensor"):
+        _require(given[key] is None or given[key] >= 1, key, given[key], "at least 1")
+    _require(config.max_skipped_steps >= 0, "max_skipped_steps", config.max_skipped_steps, "0 or above")
+    _require(
+        not config.profile or profiled_steps(config) is not None, "profile", config.profile, "as steps:10-15"
+    )
     for key in ("checkpoint.every", "checkpoint.keep_last", "data.threads"):
         _require(given[key] >= 1, key, given[key], "at least 1")
     _require(given["hang_seconds"] > 0, "hang_seconds", given["hang_seconds"], "above 0")
@@ -241,12 +267,21 @@ def check(config: ConfigDict) -> None:
         "data.crop": ("inception", "square", "short_side", "none"),
         "data.test_crop": ("short_side", "square"),
         "loss.name": ("softmax", "sigmoid"),
-        "optimizer.name": ("adam", "sgd"),
+        "optimizer.name": ("adam", "adafactor", "sgd"),
+        "optimizer.moment_dtype": ("float32", "bfloat16"),
         "optimizer.schedule": ("linear", "cosine", "constant"),
         "optimizer.decay": ("kernels", "all"),
         "model.dtype": ("float32", "bfloat16"),
     }.items():
         _require(given[key] in values, key, given[key], " or ".join(values))
+
+
+def profiled_steps(config: ConfigDict) -> range | None:
+    """The steps that `config.profile` names, or None."""
+    found = re.fullmatch(r"steps:(\d+)-(\d+)", config.profile)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        return None
+    return range(int(found[1]), int(found[2]) + 1)
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -75,7 +75,7 @@ def test_seeds_give_different_orders():
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_together_read_the_batch_of_one(processes):
-    parts = [train(count=6, process=i, processes=processes) for i in range(processes)]
+    parts = [train(count=6, rows=rows) for rows in np.arange(8).reshape(processes, -1)]
     for step, whole in enumerate(train(count=6)):
         together = {name: np.concatenate([part[step][name] for part in parts]) for name in whole}
         assert_equal(together, whole)
@@ -111,7 +111,7 @@ def test_threads_give_the_same_batches():
 def test_large_batch_of_many_chunks_is_the_same_for_any_number_of_processes():
     source = numbered(500)
     (whole,) = train(source, count=1, batch_size=202)
-    parts = [train(source, count=1, batch_size=202, process=i, processes=2)[0] for i in range(2)]
+    parts = [train(source, count=1, batch_size=202, rows=rows)[0] for rows in np.arange(202).reshape(2, -1)]
     assert_equal({name: np.concatenate([part[name] for part in parts]) for name in whole}, whole)
 
 
@@ -137,7 +137,7 @@ def test_short_last_batch_is_padded_and_masked():
 
 
 def test_evaluation_has_equally_many_batches_in_every_process():
-    parts = [evaluate(process=i, processes=4) for i in range(4)]
+    parts = [evaluate(rows=rows) for rows in np.arange(8).reshape(4, -1)]
     assert [len(part) for part in parts] == [5] * 4
     kept = [batch["labels"][batch["mask"], 0] for part in parts for batch in part]
     assert sorted(np.concatenate(kept).tolist()) == list(range(SIZE))

@@ -24,7 +24,7 @@ pixels = np.zeros((images, 4, 4, 3), np.uint8)
 source = InMemory("numbered", pixels, np.arange(images), tuple(map(str, range(images))))
 batches = training_batches(
     source, seed=5, batch_size=batch, first_step=first_step, crop=TrainCrop(4), workers=0,
-    process=process, processes=processes,
+    rows=np.arange(batch).reshape(processes, -1)[process],
 )
 with open(sys.argv[7], "a", buffering=1) as log:
     for step in range(first_step, steps):

@@ -174,12 +174,12 @@ def test_one_augmentation_does_not_change_the_draws_of_another():
 
 EIGHT = """
 import jax, numpy as np
-from vit_jax.parallel.mesh import split_batch
+from vit_jax.parallel.mesh import make_mesh, split_batch
 from tests.training.test_augment import EVERYTHING, augment, make_batch
 assert jax.device_count() == 8
 results = []
 for devices in (1, 8):
-    sharding = split_batch(jax.sharding.Mesh(jax.devices()[:devices], ("data",)))
+    sharding = split_batch(make_mesh(dict(data=None, fsdp=1, tensor=1), jax.devices()[:devices]))
     step = jax.jit(lambda b, key: augment(b, key, **EVERYTHING), in_shardings=(sharding, None))
     results.append([
         jax.device_get(step(jax.device_put(make_batch(), sharding), jax.random.key(seed)))

@@ -4,14 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from vit_jax.config import base_config
-from vit_jax.models import model_factory
-from vit_jax.parallel.mesh import make_mesh, replicated, split_batch, to_devices
-from vit_jax.training.optimizer import make_optimizer, make_schedule
-from vit_jax.training.step import init_metrics, init_state, make_eval_step, make_train_step
-from vit_jax.training.workdir import model_arguments
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.training.program import make_program
+from vit_jax.training.step import make_eval_step
 
 
 def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), **optimizer):
@@ -24,14 +21,13 @@ def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), **optimizer):
     config.data.image_size, config.data.flip = 8, flip
     config.augment.update(dict(augment))
     config.optimizer.update(dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer)
-    graphdef, params = nnx.split(model_factory(num_classes=5, **model_arguments(config))(rngs=nnx.Rngs(0)))
-    params = nnx.to_pure_dict(params)
+    config.batch_size = 16
+    program = make_program(config, num_classes=5, steps=100, mesh=make_mesh(config.mesh))
+    state = program.initial_state(0)
     # A head of zeros has no gradient to give to the layers below it.
-    params["head"]["kernel"] = jax.random.normal(jax.random.key(1), (16, 5))
-    mesh = make_mesh()
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 100))
-    state, metrics = jax.device_put((init_state(params, optimizer), init_metrics()), replicated(mesh))
-    return make_train_step(graphdef, optimizer, config, mesh), state, metrics, graphdef, config, mesh
+    head = jax.random.normal(jax.random.key(1), (16, 5))
+    state["params"]["head"]["kernel"] = jax.device_put(head, state["params"]["head"]["kernel"].sharding)
+    return program.train_step, state, program.initial_metrics(), program, config, program.mesh
 
 
 def make_batch(mesh, size=16, same=False):
@@ -39,9 +35,7 @@ def make_batch(mesh, size=16, same=False):
     images = rng.integers(256, size=(1 if same else size, 8, 8, 3), dtype=np.uint8)
     labels = rng.integers(5, size=(1 if same else size, 1)).astype(np.int32)
     repeat = size if same else 1
-    return to_devices(
-        {"image": images.repeat(repeat, 0), "labels": labels.repeat(repeat, 0)}, split_batch(mesh)
-    )
+    return to_devices({"image": images.repeat(repeat, 0), "labels": labels.repeat(repeat, 0)}, mesh)
 
 
 def flat(tree) -> np.ndarray:
@@ -61,8 +55,8 @@ def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
     settings = dict(flip=True, augment=dict(mixup=0.8, cutmix=1.0, erasing=0.5))
     (whole, metrics), (parts, same_metrics) = (after_one_step(micro_batches=n, **settings) for n in (1, 4))
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
-    for name in metrics:
-        np.testing.assert_allclose(same_metrics[name], metrics[name], rtol=1e-5)
+    for same, value in zip(*map(jax.tree.leaves, (same_metrics, metrics)), strict=True):
+        np.testing.assert_allclose(same, value, rtol=1e-5)
 
 
 def test_each_augmentation_of_the_config_changes_the_program():
@@ -121,14 +115,29 @@ def test_metrics_are_summed_until_they_are_reset():
     assert float(two["loss"]) == pytest.approx(2 * float(one["loss"]), rel=1e-6)
 
 
-def test_first_step_that_is_not_finite_is_remembered():
+def test_update_that_is_not_finite_is_left_out_and_counted():
     step, state, metrics, *_, mesh = setup()
-    state, metrics = step(state, metrics, make_batch(mesh))
-    assert int(metrics["nonfinite_step"]) == 0
-    state["params"]["head"]["bias"] = state["params"]["head"]["bias"].at[0].set(jnp.nan)
-    for _ in range(2):
+    good = jax.device_get(state["params"]["head"]["bias"])
+    for bias in (np.full_like(good, np.nan), np.full_like(good, np.nan), good):
+        state["params"]["head"]["bias"] = jax.device_put(bias)
+        before = flat((state["params"], state["optimizer"][1].mu))
         state, metrics = step(state, metrics, make_batch(mesh))
-    assert int(metrics["nonfinite_step"]) == 2
+        after = flat((state["params"], state["optimizer"][1].mu))
+        assert np.array_equal(after, before, equal_nan=True) == np.isnan(bias).all()
+    assert jax.device_get(metrics["skipped"]) == {"total": 2, "in_a_row": 0}
+    assert float(metrics["steps"]) == 1 and np.isfinite(float(metrics["loss"]))
+
+
+def test_schedule_goes_on_where_an_update_is_left_out():
+    plain = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)
+    step, state, metrics, *_, mesh = setup(**plain, warmup_steps=50)
+    for bias in (np.nan, np.nan, 0.1):
+        state["params"]["head"]["bias"] = jax.device_put(np.full(5, bias, np.float32))
+        state, metrics = step(state, metrics, make_batch(mesh))
+    # The third step has the third rate, as if it alone had been.
+    step, alone, metrics, *_ = setup(**plain, learning_rate=0.01 * 3 / 50)
+    alone, _ = step(alone, metrics, make_batch(mesh))
+    np.testing.assert_allclose(flat(state["params"]), flat(alone["params"]), rtol=1e-6, atol=1e-9)
 
 
 def test_step_compiles_once():
@@ -146,8 +155,9 @@ def test_state_is_updated_in_place():
 
 
 def test_masked_images_do_not_count():
-    _, state, _, graphdef, config, mesh = setup()
-    evaluate = make_eval_step(graphdef, config, mesh)
+    _, state, _, program, config, mesh = setup()
+    shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+    evaluate = make_eval_step(program.graphdef, config, mesh, shardings)
     batch = make_batch(mesh)
     mask = np.arange(16) < 11
     everything = evaluate(state["params"], batch | {"mask": jnp.asarray(mask)})

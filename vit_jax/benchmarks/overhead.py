@@ -4,16 +4,12 @@ import time
 
 import jax
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.models import model_factory
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
-from vit_jax.parallel.mesh import make_mesh, replicated
-from vit_jax.training.loop import class_count, open_feed, open_sources
-from vit_jax.training.optimizer import make_optimizer
-from vit_jax.training.step import init_metrics, init_state, make_train_step
-from vit_jax.training.workdir import model_arguments
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.loop import class_count, open_feed, open_sources, step_count
+from vit_jax.training.program import make_program
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:
@@ -26,23 +22,23 @@ def measure(config: ConfigDict, steps: int = 100) -> None:
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     source, _ = open_sources(config)
-    build = model_factory(num_classes=class_count(config, source), **model_arguments(config))
-    graphdef, params = nnx.split(build(rngs=nnx.Rngs(config.seed)))
-    mesh = make_mesh()
-    optimizer = make_optimizer(config.optimizer, lambda step: config.optimizer.learning_rate)
-    state = jax.device_put(init_state(nnx.to_pure_dict(params), optimizer), replicated(mesh))
-    metrics = jax.device_put(init_metrics(), replicated(mesh))
-    train_step = make_train_step(graphdef, optimizer, config, mesh)
-    feed = open_feed(config, source, 0, print, mesh)
+    program = make_program(
+        config,
+        num_classes=class_count(config, source),
+        steps=step_count(config, len(source)),
+        mesh=make_mesh(config.mesh),
+    )
+    state, metrics = program.initial_state(config.seed), program.initial_metrics()
+    feed = open_feed(config, source, 0, print, program.mesh)
 
     clock = time.perf_counter
     rows = []
-    batch = next(feed)
+    batch = feed.take()
     for _ in range(steps + 10):
         started = clock()
-        state, metrics = train_step(state, metrics, batch)
+        state, metrics = program.train_step(state, metrics, batch)
         dispatched = clock()
-        batch = next(feed)
+        batch = feed.take()
         taken = clock()
         jax.block_until_ready(state)
         rows.append(np.diff([started, dispatched, taken, clock()]))

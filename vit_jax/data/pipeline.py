@@ -1,8 +1,9 @@
 """Batches for this process, a function of the seed and the step.
 
 Training reads position n of an endless sequence of epochs (`order.py`). Global batch k is positions
-[k B, (k + 1) B); a process reads its contiguous part. So the k-th batch is the same for any number of
-processes, and resuming is reading from k. What is random about an image is drawn from (seed, n).
+[k B, (k + 1) B); a process reads the rows that its devices hold. So the k-th batch is the same for any
+number of processes, and resuming is reading from k. What is random about an image is drawn from
+(seed, n).
 
 Work is handed out in chunks of a batch, so that a large batch is decoded by all workers at once and
 none of them holds more than its chunks.
@@ -36,17 +37,17 @@ def training_batches(
     workers: int,
     threads: int = 1,
     augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
-    process: int = 0,
-    processes: int = 1,
+    rows: np.ndarray | None = None,
 ) -> grain.DatasetIterator[Batch]:
     """Endless training batches from step `first_step` on.
 
     Args:
-      batch_size: of all processes together; must divide by `processes`.
+      batch_size: of all processes together.
       workers: processes that decode; 0 decodes in this one.
       threads: of each process that decodes. Decoding leaves the interpreter free nine tenths of its
         time, so a few threads are better than as many processes, whose batches must be copied.
       augment: applied to the crop, uint8 to uint8.
+      rows: of each batch, those that this process reads, in order; None for all.
 
     Yields:
       `image` uint8 `[local batch, size, size, 3]`, `labels` int32 `[local batch, max_labels]`
@@ -57,8 +58,8 @@ def training_batches(
       UserError: too many unreadable images in a row.
     """
     order = Order(seed, source.sizes, source.weights)
-    local = batch_size // processes
-    chunks = -(-local // MAX_CHUNK)
+    rows = np.arange(batch_size) if rows is None else rows
+    chunks = -(-len(rows) // MAX_CHUNK)
 
     def load_image(rng: np.random.Generator, index: int, batch: Batch, row: int) -> None:
         for candidate in range(index, index + MAX_REPLACEMENTS):
@@ -78,8 +79,7 @@ def training_batches(
 
     def load(number: int) -> Batch:
         step, part = divmod(number, chunks)
-        first = step * batch_size + process * local
-        positions = np.arange(first + part * local // chunks, first + (part + 1) * local // chunks)
+        positions = step * batch_size + _part(rows, part, chunks)
         batch = _empty(len(positions), crop.size, source)
         draws = _generators(seed, positions)
         for row, (rng, index) in enumerate(zip(draws, order(positions).tolist(), strict=True)):
@@ -98,22 +98,23 @@ def evaluation_batches(
     crop: TestCrop,
     workers: int,
     threads: int = 1,
-    process: int = 0,
-    processes: int = 1,
+    rows: np.ndarray | None = None,
 ) -> grain.DatasetIterator[Batch]:
     """Every image once, in order, in equally many batches for every process.
+
+    Args:
+      batch_size, workers, threads, rows: as of `training_batches`.
 
     Yields:
       As `training_batches`, and `mask` bool `[local batch]`: False for an unreadable image and
       for the padding that fills the last batch.
     """
-    local = batch_size // processes
-    chunks = -(-local // MAX_CHUNK)
+    rows = np.arange(batch_size) if rows is None else rows
+    chunks = -(-len(rows) // MAX_CHUNK)
 
     def load(number: int) -> Batch:
         step, part = divmod(number, chunks)
-        first = step * batch_size + process * local
-        indices = range(first + part * local // chunks, first + (part + 1) * local // chunks)
+        indices = (step * batch_size + _part(rows, part, chunks)).tolist()
         batch = _empty(len(indices), crop.size, source) | {"mask": np.zeros(len(indices), bool)}
         batch["image"][:] = 0
         for row, index in enumerate(indices):
@@ -171,6 +172,11 @@ def _generators(seed: int, positions: np.ndarray) -> Iterator[np.random.Generato
         fresh["state"]["key"][1] = position
         bits.state = fresh
         yield generator
+
+
+def _part(rows: np.ndarray, part: int, parts: int) -> np.ndarray:
+    """One of so many nearly equal parts."""
+    return rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
 
 
 def _empty(images: int, size: int, source: Source) -> Batch:

@@ -37,7 +37,7 @@ LIBRARIES = {"google": "Google's npz", "timm": "timm", "transformers": "Transfor
 _MODULES = {"google": google, "timm": timm, "transformers": transformers}
 
 # Arguments that change nothing in what a trained model computes.
-_TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "layer_scale", "dtype"}
+_TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "layer_scale", "remat", "scan", "dtype"}
 # What names, shapes and values of an unexpected kind lead to.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 

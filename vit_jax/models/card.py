@@ -75,5 +75,6 @@ def _count(jaxpr: core.Jaxpr) -> int:
             outputs = shapes[1][equation.params["dimension_numbers"].rhs_spec[0]]
             total += math.prod(equation.outvars[0].aval.shape) * math.prod(shapes[1]) // outputs
         else:
-            total += sum(_count(inner) for inner in core.jaxprs_in_params(equation.params))
+            times = equation.params["length"] if kind == "scan" else 1
+            total += times * sum(_count(inner) for inner in core.jaxprs_in_params(equation.params))
     return total

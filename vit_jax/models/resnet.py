@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models.layers import REMAT, named, run_layers
 
 
 class Rules(NamedTuple):
@@ -184,6 +185,7 @@ class ResNet(nnx.Module):
       preactivation: BiT's units, or else the hybrids'.
       epsilons: `google` or `timm`, whose small constants.
       axial_span: height and width of the images, for attention instead of 3x3 convolutions.
+      remat: what of a unit the backward pass computes anew, as of `ViT`.
     """
 
     def __init__(
@@ -195,6 +197,7 @@ class ResNet(nnx.Module):
         preactivation: bool,
         epsilons: str = "google",
         axial_span: tuple[int, int] | None = None,
+        remat: str = "none",
         dtype,
         rngs: nnx.Rngs,
     ):
@@ -202,7 +205,7 @@ class ResNet(nnx.Module):
             raise UserError(f"unknown epsilons {epsilons!r} (model.resnet_epsilons); there are: google, timm")
         rules = RULES[preactivation, epsilons]
         unit = PreActivationUnit if preactivation else PostActivationUnit
-        self.preactivation = preactivation
+        self.preactivation, self.remat = preactivation, remat
         self.channels = 64 * width
         self.root = StdConv(channels, self.channels, 7, stride=2, rules=rules, dtype=dtype, rngs=rngs)
         self.root_norm = None if preactivation else group_norm(self.channels, rules, dtype, rngs)
@@ -227,10 +230,12 @@ class ResNet(nnx.Module):
             x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding="VALID")
         else:
             x = nnx.max_pool(nnx.relu(self.root_norm(x)), (3, 3), strides=(2, 2), padding="SAME")
-        for stage in self.stages.values():
-            for unit in stage.values():
-                x = unit(x)
-        return x
+        units = [unit for stage in self.stages.values() for unit in stage.values()]
+
+        def call(unit, x, _):
+            return named("features", unit(x))
+
+        return run_layers(call, units, named("features", x), [None] * len(units), remat=self.remat)
 
 
 def resnet_stride(blocks: tuple[int, ...] | None) -> int:
@@ -251,6 +256,7 @@ class BiT(nnx.Module):
       channels: of the images.
       axial: attention along columns and rows instead of 3x3 convolutions (appendix D.6).
       head_bias: initial value of the head's biases; its kernel is zero.
+      remat: what of a unit the backward pass computes anew, as of `ViT`.
       dtype: of the computation; parameters, normalisation statistics and logits are float32.
       rngs: the key for initialisation.
 
@@ -269,9 +275,12 @@ class BiT(nnx.Module):
         channels: int = 3,
         axial: bool = False,
         head_bias: float = 0.0,
+        remat: str = "none",
         dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
+        if remat not in REMAT:
+            raise UserError(f"unknown remat {remat!r} (model.remat); there are: {', '.join(REMAT)}")
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         stride = 2 ** (1 + len(resnet_blocks))
         if axial and (size[0] % stride or size[1] % stride):
@@ -287,6 +296,7 @@ class BiT(nnx.Module):
             preactivation=True,
             epsilons=resnet_epsilons,
             axial_span=size if axial else None,
+            remat=remat,
             dtype=compute,
             rngs=rngs,
         )

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models.layers import REMAT, named, run_layers
 from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
 from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
 
@@ -24,6 +25,7 @@ CHOICES = {
     "attention": ("full", "axial"),
     "mlp": ("gelu", "swiglu"),
     "gelu": ("tanh", "erf"),
+    "remat": tuple(REMAT),
 }
 
 _xavier = nnx.initializers.xavier_uniform()
@@ -82,7 +84,7 @@ class Attention(nnx.Module):
           offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
           rotation: cosines and sines `[tokens, head_dim]` that turn queries and keys.
         """
-        query, key, value = jnp.moveaxis(self.qkv(x), -3, 0)
+        query, key, value = jnp.moveaxis(named("heads", self.qkv(x)), -3, 0)
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
@@ -94,7 +96,7 @@ class Attention(nnx.Module):
         # More axes before the tokens than the batch are lines of a grid, each for itself.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
         attended = jax.nn.dot_product_attention(*lines, bias=bias)
-        return self.out(attended.reshape(query.shape))
+        return self.out(named("heads", attended.reshape(query.shape)))
 
 
 class Mlp(nnx.Module):
@@ -121,7 +123,7 @@ class Mlp(nnx.Module):
             x = nnx.silu(x[..., 0, :]) * x[..., 1, :]
         else:
             x = nnx.gelu(x, approximate=self.gelu == "tanh")
-        return self.fc2(drop(x, self.dropout, rngs))
+        return self.fc2(drop(named("hidden", x), self.dropout, rngs))
 
 
 class EncoderBlock(nnx.Module):
@@ -161,13 +163,20 @@ class EncoderBlock(nnx.Module):
         self.scale1 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
         self.scale2 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
 
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, **positions) -> jax.Array:
-        """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`."""
+    def __call__(
+        self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None, **positions
+    ) -> jax.Array:
+        """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`.
+
+        Args:
+          stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart.
+        """
+        skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
         def finish(branch, scale):
             branch = branch if scale is None else branch * scale[...].astype(branch.dtype)
             branch = drop(branch, self.dropout, rngs)
-            return drop(branch, self.stochastic_depth, rngs, (len(x),) + (1,) * (x.ndim - 1))
+            return drop(branch, skipped, rngs, (len(x),) + (1,) * (x.ndim - 1))
 
         x = x + finish(self.attention(self.norm1(x), **positions), self.scale1)
         return x + finish(self.mlp(self.norm2(x), rngs), self.scale2)
@@ -181,11 +190,11 @@ class AxialBlock(nnx.Module):
         self.row = EncoderBlock(*block, **values)
         self.column = EncoderBlock(*block, **values)
 
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None) -> jax.Array:
         """`[batch, rows * columns, dim]` to the same shape."""
         grid = x.reshape(len(x), *self.grid, x.shape[-1])
-        grid = self.row(grid, rngs).swapaxes(1, 2)
-        return self.column(grid, rngs).swapaxes(1, 2).reshape(x.shape)
+        grid = self.row(grid, rngs, stochastic_depth).swapaxes(1, 2)
+        return self.column(grid, rngs, stochastic_depth).swapaxes(1, 2).reshape(x.shape)
 
 
 class AttentionPooling(nnx.Module):
@@ -250,6 +259,9 @@ class ViT(nnx.Module):
       stochastic_depth: rate of skipped branches in the last layer; it rises linearly from 0.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training); its kernel is zero.
       norm_epsilon: of the layer norms.
+      remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
+        products with parameters; `full`, all but each layer's input (Chen et al., 2016).
+      scan: compile one encoder layer and run it for all: compiles faster, needs more memory.
       dtype: of the computation; parameters, normalisation statistics, softmax and logits are float32.
       rngs: the key for initialisation.
 
@@ -288,6 +300,8 @@ class ViT(nnx.Module):
         stochastic_depth: float = 0.0,
         head_bias: float = 0.0,
         norm_epsilon: float = 1e-6,
+        remat: str = "none",
+        scan: bool = False,
         dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
@@ -313,6 +327,7 @@ class ViT(nnx.Module):
             attention=attention,
             mlp=mlp,
             gelu=gelu,
+            remat=remat,
         ).items():
             if value not in CHOICES[name]:
                 raise UserError(
@@ -341,6 +356,7 @@ class ViT(nnx.Module):
         self.pooling, self.distillation = pooling, distillation
         self.position, self.position_at = position, position_at
         self.registers, self.rope, self.attention = registers, rope, attention
+        self.remat, self.scan = remat, scan
         self.grid = (height // stride, width // stride)
         self.rope_grid = tuple(rope_grid) if rope_grid else self.grid
         self.special = (pooling == "cls") + (distillation != "none")  # Tokens before the patches.
@@ -355,6 +371,7 @@ class ViT(nnx.Module):
                 channels,
                 preactivation=False,
                 epsilons=resnet_epsilons,
+                remat=remat,
                 dtype=compute,
                 rngs=rngs,
             )
@@ -385,7 +402,7 @@ class ViT(nnx.Module):
             self.register_tokens = nnx.Param(
                 nnx.initializers.normal(0.02)(rngs.params(), (1, registers, dim))
             )
-        self.dropout = dropout
+        self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
         offsets = 0
         if position == "relative":
@@ -396,7 +413,7 @@ class ViT(nnx.Module):
                 mlp=mlp,
                 gelu=gelu,
                 dropout=dropout,
-                stochastic_depth=stochastic_depth * layer / max(1, depth - 1),
+                stochastic_depth=self.layer_rate(layer),
                 layer_scale=layer_scale,
                 qk_norm=qk_norm,
                 offsets=offsets,
@@ -449,6 +466,10 @@ class ViT(nnx.Module):
             x = jnp.concatenate([x, repeated(self.register_tokens)], axis=1)
         return x
 
+    def layer_rate(self, layer: int) -> float:
+        """Stochastic depth of a layer."""
+        return self.stochastic_depth * layer / max(1, self.depth - 1)
+
     def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """All layers, `[batch, tokens, dim]` to the same shape."""
         positions = {}
@@ -458,13 +479,28 @@ class ViT(nnx.Module):
             positions["rotation"] = rotation_tables(
                 self.grid, self.rope_grid, self.special, self.registers, self.dim // self.heads
             )
-        for layer in self.blocks:
-            if self.position_at != "stem":
-                every = self.position_at == "every"
-                table = (self.position_embedding[layer] if every else self.position_embedding)()
+        key = None if rngs is None else rngs.dropout()
+
+        def inputs(number, layer):
+            """What is a layer's own: its key, its rate of stochastic depth, its positions."""
+            every = self.position_at == "every"
+            return dict(
+                key=None if key is None else jax.random.fold_in(key, number),
+                stochastic_depth=jnp.float32(self.layer_rate(number)) if self.stochastic_depth else None,
+                positions=self.position_embedding[layer]() if every else None,
+            )
+
+        def call(block, x, inputs):
+            table = self.position_embedding() if self.position_at == "shared" else inputs["positions"]
+            if table is not None:
                 x = x + jnp.pad(table, ((0, 0), (0, self.registers), (0, 0))).astype(x.dtype)
-            x = self.blocks[layer](x, rngs, **positions)
-        return x
+            rngs = None if inputs["key"] is None else nnx.Rngs(dropout=inputs["key"])
+            x = block(x, rngs, stochastic_depth=inputs["stochastic_depth"], **positions)
+            return named("tokens", x)
+
+        own = [inputs(number, layer) for number, layer in enumerate(self.blocks)]
+        blocks = list(self.blocks.values())
+        return run_layers(call, blocks, named("tokens", x), own, remat=self.remat, scan=self.scan)
 
     def classify(self, x: jax.Array) -> jax.Array:
         """Normalised tokens `[batch, tokens, dim]` to logits, or to what would enter the head."""
@@ -487,7 +523,7 @@ class ViT(nnx.Module):
 
 def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
     """Zeros in place of a share of the values, the others enlarged; `shape` says which fall together."""
-    if rngs is None or not rate:
+    if rngs is None or (not isinstance(rate, jax.Array) and not rate):
         return x
     kept = jax.random.bernoulli(rngs.dropout(), 1 - rate, shape or x.shape)
     return jnp.where(kept, x / (1 - rate), 0)

@@ -1,15 +1,54 @@
-"""Where arrays live: one named mesh over every device, batches split, parameters copied."""
+"""One named mesh over every device: batches are split over `data` and `fsdp`, parameters by `rules.py`."""
+
+import math
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
 
+AXES = ("data", "fsdp", "tensor")
+BATCH = ("data", "fsdp")  # What the images of a batch are divided over.
 
-def make_mesh() -> Mesh:
-    """All devices of all processes on one axis, `data`: the paper's data parallelism."""
-    return jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+
+def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """All devices of all processes, or those given, on the axes `data`, `fsdp` and `tensor`.
+
+    Neighbours on `tensor`, then on `fsdp`, are neighbours in the machine; where it has several slices,
+    `data` goes across them.
+
+    Args:
+      sizes: of each axis; None for one axis takes all the rest.
+
+    Raises:
+      UserError: the sizes do not make up the devices.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    given = {axis: sizes[axis] for axis in AXES}
+    rest = math.prod(size for size in given.values() if size is not None)
+    shape = [len(devices) // rest if size is None else size for size in given.values()]
+    if math.prod(shape) != len(devices) or list(given.values()).count(None) > 1:
+        words = " x ".join(f"{axis} {'?' if size is None else size}" for axis, size in given.items())
+        raise UserError(
+            f"the mesh {words} does not make up {len(devices)} device(s): the sizes' product must "
+            "(mesh.data, mesh.fsdp, mesh.tensor; None for one of them takes the rest)"
+        )
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    split_axes = "lite" in devices[0].device_kind or "v5e" in devices[0].device_kind
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=split_axes)
+    elif shape[0] % slices == 0:
+        grid = mesh_utils.create_hybrid_device_mesh(
+            [shape[0] // slices, *shape[1:]], [slices, 1, 1], devices, allow_split_physical_axes=split_axes
+        )
+    else:
+        raise UserError(
+            f"mesh.data = {shape[0]} does not divide by the {slices} slices, which it goes across"
+        )
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -18,21 +57,36 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def split_batch(mesh: Mesh) -> NamedSharding:
-    """The first axis divided over the devices."""
-    return NamedSharding(mesh, PartitionSpec("data"))
+    """The first axis divided over the devices that do not share images."""
+    return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
-def check_batch(batch_size: int, micro_batches: int = 1) -> None:
-    """Raises UserError when a global batch (in micro-batches) does not divide by the devices."""
-    unit = jax.device_count() * micro_batches
+def batch_parts(mesh: Mesh) -> int:
+    """How many parts a batch is divided into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH)
+
+
+def check_batch(mesh: Mesh, batch_size: int, micro_batches: int = 1) -> None:
+    """Raises UserError when a global batch (in micro-batches) does not divide over the mesh."""
+    unit = batch_parts(mesh) * micro_batches
     if batch_size <= 0 or batch_size % unit:
         near = max(unit, round(batch_size / unit) * unit)
+        parts = f"{mesh.size} device(s)"
+        if mesh.shape["tensor"] > 1:
+            parts = f"{batch_parts(mesh)} groups of {mesh.shape['tensor']} devices"
         raise UserError(
-            f"batch size {batch_size} does not divide by {jax.device_count()} device(s) x "
+            f"batch size {batch_size} does not divide by {parts} x "
             f"{micro_batches} micro-batch(es); use a multiple of {unit}, such as {near}"
         )
 
 
-def to_devices(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Global arrays from this process's part of each, `[local batch, ...]`."""
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """Which rows of a global batch this process has to bring, in order."""
+    places = split_batch(mesh).addressable_devices_indices_map((batch_size,)).values()
+    return np.unique(np.concatenate([np.arange(batch_size)[place] for place in places]))
+
+
+def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """Global arrays from this process's rows of each, as `local_rows` numbers them."""
+    sharding = split_batch(mesh)
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}

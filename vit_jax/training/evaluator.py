@@ -5,45 +5,40 @@ import contextlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import Source
-from vit_jax.parallel.mesh import split_batch, to_devices
-from vit_jax.training.augment import normalize
+from vit_jax.parallel.mesh import batch_parts, local_rows, to_devices
+from vit_jax.training.program import Program
 from vit_jax.training.report import Sample
-from vit_jax.training.step import make_eval_step
+from vit_jax.training.step import make_eval_step, make_forward
 
 
 class Evaluator:
     """Evaluates parameters on every image of a source once; compiled at the first call."""
 
-    def __init__(self, graphdef: nnx.GraphDef, source: Source, config: ConfigDict, mesh: Mesh, say):
+    def __init__(self, program: Program, source: Source, config: ConfigDict, say):
+        self._mesh, self._source = program.mesh, source
         # As large as the training batch, but no larger than the split needs.
-        devices = mesh.size
-        batch_size = min(config.batch_size, -(-len(source) // devices) * devices)
+        self._batch_size = min(config.batch_size, self._whole(len(source)))
         self._arguments = dict(
-            batch_size=batch_size,
-            crop=test_crop(config),
-            workers=config.data.workers,
-            threads=config.data.threads,
-            process=jax.process_index(),
-            processes=jax.process_count(),
+            crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
-        self._graphdef, self._source = graphdef, source
-        self._step = make_eval_step(graphdef, config, mesh)
-        self._sharding = split_batch(mesh)
+        shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+        self._step = make_eval_step(program.graphdef, config, program.mesh, shardings)
+        self._forward = make_forward(program.graphdef, program.mesh, shardings)
         self._skipped = SkipLog(source, config.data.max_unreadable, say)
 
     def __call__(self, params: dict) -> dict[str, float]:
         """Mean `loss` and `accuracy` over the readable images, and how many `images` these were."""
         total = None
-        with contextlib.closing(evaluation_batches(self._source, **self._arguments)) as batches:
+        rows = local_rows(self._mesh, self._batch_size)
+        arguments = self._arguments | dict(batch_size=self._batch_size, rows=rows)
+        with contextlib.closing(evaluation_batches(self._source, **arguments)) as batches:
             for batch in batches:
-                sums = self._step(params, to_devices(self._skipped.check(batch), self._sharding))
+                sums = self._step(params, to_devices(self._skipped.check(batch), self._mesh))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = max(total["images"], 1.0)
@@ -55,14 +50,13 @@ class Evaluator:
 
     def samples(self, params: dict, most: int = 48) -> list[Sample]:
         """Test images spread evenly over the split, with what the model says of them."""
-        params = jax.tree.map(lambda x: x.addressable_data(0), params)
         chosen = np.unique(np.linspace(0, len(self._source) - 1, most).astype(int))
-        picked = _Picked(self._source, chosen)
-        arguments = self._arguments | dict(batch_size=len(chosen), process=0, processes=1, workers=0)
-        (batch,) = evaluation_batches(picked, **arguments)
+        batch_size = self._whole(len(chosen))
+        arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
+        (batch,) = evaluation_batches(_Picked(self._source, chosen), **arguments)
         names = self._source.class_names
-        logits = nnx.merge(self._graphdef, params)(normalize(batch["image"]))
-        probabilities = np.asarray(jax.nn.softmax(logits))
+        local = {"image": batch["image"][local_rows(self._mesh, batch_size)]}
+        probabilities = np.asarray(jax.nn.softmax(self._forward(params, to_devices(local, self._mesh))))
         return [
             Sample(
                 image,
@@ -75,6 +69,11 @@ class Evaluator:
             )
             if keep
         ]
+
+    def _whole(self, images: int) -> int:
+        """The next number of images that divides over the devices."""
+        parts = batch_parts(self._mesh)
+        return -(-images // parts) * parts
 
 
 def test_crop(config: ConfigDict) -> TestCrop:

@@ -2,11 +2,12 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import grain
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import Batch
 from vit_jax.parallel.mesh import to_devices
@@ -25,17 +26,30 @@ class Feed:
         self,
         batches: grain.DatasetIterator[Batch],
         check: Callable[[Batch], Batch],
-        sharding: NamedSharding,
+        mesh: Mesh,
         ahead: int = 2,
     ):
         self._batches = batches
         self._queue = queue.Queue(ahead)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(check, sharding), name="feed", daemon=True)
+        self._thread = threading.Thread(target=self._fill, args=(check, mesh), name="feed", daemon=True)
         self._thread.start()
+        self.idle_seconds = 0.0  # In which the devices had nothing to do for want of a batch.
 
-    def __next__(self) -> dict[str, jax.Array]:
-        item = self._queue.get()
+    def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
+        """The next batch.
+
+        Args:
+          running: a result of the step that the devices work on; from when it is ready on they are idle.
+        """
+        while True:
+            since = time.perf_counter()
+            try:
+                item = self._queue.get(timeout=0.01)
+                break
+            except queue.Empty:
+                if running is not None and running.is_ready():
+                    self.idle_seconds += time.perf_counter() - since
         if isinstance(item, BaseException):
             raise item
         return item
@@ -50,9 +64,9 @@ class Feed:
                 continue
         self._batches.close()
 
-    def _fill(self, check, sharding):
+    def _fill(self, check, mesh):
         try:
             while not self._closed.is_set():
-                self._queue.put(to_devices(check(next(self._batches)), sharding))
+                self._queue.put(to_devices(check(next(self._batches)), mesh))
         except BaseException as error:
             self._queue.put(error)

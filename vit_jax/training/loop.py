@@ -12,28 +12,30 @@ from pathlib import Path
 
 import jax
 from clu import parameter_overview
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from vit_jax.config import profiled_steps
 from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import Source, open_source
 from vit_jax.errors import UserError
-from vit_jax.models import count_multiply_adds, model_factory
+from vit_jax.models import abstract, count_multiply_adds
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
-from vit_jax.parallel.mesh import check_batch, make_mesh, replicated, split_batch
+from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
-from vit_jax.training.optimizer import make_optimizer, make_schedule
+from vit_jax.training.goodput import Ledger, read_rows
+from vit_jax.training.profile import Trace
+from vit_jax.training.program import Program, make_program
 from vit_jax.training.progress import Console, MetricWriter, duration
 from vit_jax.training.report import write_report
-from vit_jax.training.step import init_metrics, init_state, make_train_step
+from vit_jax.training.step import Metrics, State
 from vit_jax.training.stop import StopSignal
 from vit_jax.training.trainlog import TrainLog
-from vit_jax.training.workdir import CHECKPOINTS, claim, make_manifest, model_arguments
+from vit_jax.training.workdir import CHECKPOINTS, METRICS, claim, make_manifest
 
 
 def train(config: ConfigDict, workdir: Path, started: float | None = None) -> dict[str, float]:
@@ -55,18 +57,13 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     share_interpreter()
     if jax.default_backend() == "cpu":
         keep_freed_memory()
-    check_batch(config.batch_size, config.micro_batches)
+    mesh = make_mesh(config.mesh)
+    check_batch(mesh, config.batch_size, config.micro_batches)
     train_source, test_source = open_sources(config)
     num_classes = class_count(config, train_source)
     steps = step_count(config, len(train_source))
-    schedule = make_schedule(config.optimizer, steps)
-    build = model_factory(num_classes=num_classes, **model_arguments(config))
-    model = build(rngs=nnx.Rngs(config.seed))
-    multiply_adds = count_multiply_adds(model)
-    graphdef, params = nnx.split(model)
-    params = nnx.to_pure_dict(params)
+    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
 
-    mesh = make_mesh()
     leader = jax.process_index() == 0
     manifest = make_manifest(
         steps, train_source.class_names, num_classes, {"train": len(train_source), "test": len(test_source)}
@@ -74,77 +71,81 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     if leader:
         claim(workdir, config, manifest)
     console = Console(workdir / "log.txt" if leader else None)
-    console.say(describe(config, manifest, params))
+    console.say(describe(config, manifest, program))
     for split, source in (("training", train_source), ("test", test_source)):
         if source.empty_classes:
             console.say(f"note: no {split} images of {', '.join(source.empty_classes[:20])}")
     warn = console.say if leader else print  # Each process names the images that it cannot read.
-
-    everywhere = replicated(mesh)
-    optimizer = make_optimizer(config.optimizer, schedule)
-    state = jax.device_put(init_state(params, optimizer), everywhere)
-    del model, params  # Else the first device keeps a second copy of them.
-    metrics = zero_metrics = jax.device_put(init_metrics(), everywhere)
-    train_step = make_train_step(graphdef, optimizer, config, mesh)
-    evaluate = Evaluator(graphdef, test_source, config, mesh, warn)
+    evaluate = Evaluator(program, test_source, config, warn)
 
     with contextlib.ExitStack() as resources:
         stop = resources.enter_context(StopSignal())
         checkpoints = resources.enter_context(Checkpoints(workdir / CHECKPOINTS, config.checkpoints_kept))
         first_step = checkpoints.latest or 0
         if first_step:
-            restored = checkpoints.restore(first_step, as_items(state, metrics))
-            state = {name: restored[name] for name in ("params", "optimizer")} | {
-                "step": restored["run"]["step"]
-            }
-            metrics = restored["run"]["metrics"]
+            state, metrics = from_items(
+                checkpoints.restore(first_step, as_items(program.state, program.metrics))
+            )
             console.say(f"continuing from {checkpoints.folder / str(first_step)}")
+        else:
+            state, metrics = program.initial_state(config.seed), program.initial_metrics()
+        zero_metrics = program.initial_metrics()
+        ledger = Ledger(started, read_rows(workdir / METRICS), first_step)
         writer = MetricWriter(workdir, first_step) if leader else None
         log = TrainLog(
             steps=steps,
-            first_step=first_step,
             batch_size=config.batch_size,
             images=len(train_source),
-            multiply_adds=multiply_adds,
-            schedule=schedule,
+            multiply_adds=count_multiply_adds(abstract(program.build)),
+            schedule=program.schedule,
             checkpoints=checkpoints,
             console=console,
             writer=writer,
+            ledger=ledger,
+            skipped=int(metrics["skipped"]["total"]),
+            max_skipped=config.max_skipped_steps,
         )
+        trace = resources.enter_context(Trace(profiled_steps(config), workdir / "profile", console.say))
         feed = resources.enter_context(
             contextlib.closing(open_feed(config, train_source, first_step, warn, mesh))
         )
-        batch = next(feed) if first_step < steps else None
+        batch = feed.take() if first_step < steps else None
         figures = evaluate(state["params"]) if first_step >= steps else {}
 
         for step in range(first_step + 1, steps + 1):
-            state, metrics = train_step(state, metrics, batch)
-            batch = next(feed) if step < steps else None  # While the devices work on this step.
+            trace.before(step)
+            state, metrics = program.train_step(state, metrics, batch)
+            batch = feed.take(state["step"]) if step < steps else None  # While the devices work on this step.
+            trace.after(step, state)
             if step == first_step + 1:
                 jax.block_until_ready(metrics)
                 console.say(f"first step done {time.time() - started:.1f} s after the start")
-                log.resume_clock(step)
+                ledger.enter("train")
+                log.begin(step)
             last, stopping = step == steps, stop.reached(step)
 
             log.flush()  # One step late: the devices work on this step meanwhile.
             if step % config.log_every == 0 or last:
+                ledger.move("data", feed.idle_seconds)
+                feed.idle_seconds = 0.0
                 log.take(step, metrics)
-                metrics = zero_metrics
+                metrics = {**zero_metrics, "skipped": metrics["skipped"]}
 
             evaluating = last or step % config.evaluate_every == 0
             saving = last or stopping or step % config.checkpoint_every == 0
             if evaluating or saving:
                 log.flush()
-                log.check(metrics)
+                log.check(step, metrics)
             if evaluating:
-                log.pause_clock()
+                ledger.enter("evaluate")
                 figures = evaluate(state["params"])
                 console.say(f"step {step} | {in_words(figures)}")
                 if writer:
                     writer.write(step, {f"test/{name}": value for name, value in figures.items()})
-                log.resume_clock(step)
             if saving:
+                ledger.enter("save")
                 checkpoints.save(step, as_items(state, metrics))
+            ledger.enter("train")
             if stopping and not last:
                 checkpoints.wait()
                 console.say(
@@ -152,12 +153,14 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
                 )
                 return {}
 
+        ledger.enter("save")
         samples = evaluate.samples(state["params"])
         if leader:
             table = {f"test {name}": f"{value:,.4g}" for name, value in figures.items()}
             report = write_report(workdir, table | {"steps": f"{steps:,}"}, samples)
             checkpoints.wait()
             console.say(f"done after {duration(time.time() - started)} | {in_words(figures)}")
+            console.say(ledger.in_words())
             console.say(f"report: {report}")
         return figures
 
@@ -190,11 +193,10 @@ def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable
         augment=host_augmentation(layers_magnitude, config.augment.color_jitter),
         workers=config.data.workers,
         threads=config.data.threads,
-        process=jax.process_index(),
-        processes=jax.process_count(),
+        rows=local_rows(mesh, config.batch_size),
     )
     skipped = SkipLog(source, config.data.max_unreadable, say)
-    return Feed(batches, skipped.check, split_batch(mesh))
+    return Feed(batches, skipped.check, mesh)
 
 
 def train_crop(config: ConfigDict) -> TrainCrop:
@@ -226,10 +228,17 @@ def step_count(config: ConfigDict, images: int) -> int:
     return steps
 
 
-def as_items(state: dict, metrics: dict) -> dict:
+def as_items(state: State, metrics: Metrics) -> dict:
     """What a checkpoint holds, in parts that can be read alone."""
-    run = {"step": state["step"], "metrics": metrics}
+    run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     return {"params": state["params"], "optimizer": state["optimizer"], "run": run}
+
+
+def from_items(items: dict) -> tuple[State, Metrics]:
+    """The state and the metrics of a checkpoint."""
+    run = dict(items["run"])
+    metrics = run.pop("metrics")
+    return {"params": items["params"], "optimizer": items["optimizer"]} | run, metrics
 
 
 def in_words(figures: dict[str, float]) -> str:
@@ -240,9 +249,9 @@ def in_words(figures: dict[str, float]) -> str:
     )
 
 
-def describe(config: ConfigDict, manifest: dict, params: dict) -> str:
+def describe(config: ConfigDict, manifest: dict, program: Program) -> str:
     """Parameters, data and devices of a run; the layers of the encoder are shown as one."""
-    shown = params
+    shown = params = program.state["params"]
     if blocks := params.get("blocks"):
         stacked = jax.tree.map(
             lambda first: jax.ShapeDtypeStruct((len(blocks), *first.shape), first.dtype), blocks["00"]
@@ -257,7 +266,8 @@ def describe(config: ConfigDict, manifest: dict, params: dict) -> str:
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
             f"{images['test']:,} to test, {manifest['num_classes']:,} classes",
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
-            f"batch {config.batch_size} ({config.batch_size // jax.device_count()} a device)",
+            f"batch {config.batch_size} ({config.batch_size / jax.device_count():g} a device)"
+            + "".join(f", {axis} {size}" for axis, size in program.mesh.shape.items() if size > 1),
             f"run      {manifest['steps']:,} steps, seed {config.seed}",
         ]
     )

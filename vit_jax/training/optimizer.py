@@ -42,11 +42,27 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
 def make_optimizer(
     config: ConfigDict, schedule: Callable[[jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """Clip by global norm, Adam or momentum, decoupled weight decay, learning rate."""
+    """Clip by global norm, Adam, Adafactor or momentum, decoupled weight decay, learning rate.
+
+    Adafactor keeps sums over rows and columns in place of the second moment, as in "Scaling Vision
+    Transformers" (Zhai et al., 2022, section 3.5): decay up to beta2, updates clipped to RMS 1, no
+    scaling by the parameters, momentum. `moment_dtype` is of the first moment only: a second moment in
+    bfloat16 would stand still, since its steps of 1 / 1000 are below bfloat16's rounding.
+    """
+    moment = jnp.dtype(config.moment_dtype)
     if config.name == "adam":
-        direction = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
+        direction = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=moment)
+    elif config.name == "adafactor":
+        direction = optax.chain(
+            optax.scale_by_factored_rms(
+                min_dim_size_to_factor=32,
+                decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),
+            ),
+            optax.clip_by_block_rms(1.0),
+            optax.ema(config.beta1, debias=False, accumulator_dtype=moment),
+        )
     else:
-        direction = optax.trace(decay=config.beta1)
+        direction = optax.trace(decay=config.beta1, accumulator_dtype=moment)
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         direction,

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from vit_jax.training.goodput import read_rows
+
 
 class Console:
     """Prints lines, and a status line that a terminal overwrites; a log file gets all as plain lines.
@@ -85,14 +87,7 @@ class MetricWriter:
 
 def _keep_rows(path: Path, last_step: int):
     """Opens a JSON-lines file for appending, cut back to the rows up to `last_step`."""
-    kept = []
-    if path.exists():
-        for line in path.read_text().splitlines():
-            try:
-                if json.loads(line)["step"] <= last_step:
-                    kept.append(line + "\n")
-            except ValueError:
-                break  # The process was killed while it wrote this line.
+    kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= last_step]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept))
     temporary.replace(path)

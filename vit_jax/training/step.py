@@ -1,10 +1,11 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "optimizer", "step"}`; every random number of step t is drawn
-from a key folded from (seed, t), so nothing random is kept between steps.
+The train state is `{"params", "optimizer", "step", "skipped"}`; every random number of step t is
+drawn from a key folded from (seed, t), so nothing random is kept between steps.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from vit_jax.data.augment import resolve
-from vit_jax.parallel.mesh import replicated, split_batch
+from vit_jax.models.layers import placing
+from vit_jax.parallel.mesh import BATCH, replicated, split_batch
+from vit_jax.parallel.rules import place_activation
 from vit_jax.training.augment import augment, normalize
 from vit_jax.training.objective import batch_targets, classification_loss, correct
 
@@ -26,24 +29,33 @@ Metrics = dict[str, jax.Array]
 
 
 def init_metrics() -> Metrics:
-    """Sums over the steps since the last log line, and the first step that was not finite, or 0."""
-    sums = ("loss", "accuracy", "gradient_norm", "steps")
-    return {name: np.float32(0) for name in sums} | {"nonfinite_step": np.int32(0)}
+    """Sums over the finite steps since the last log line, and the state's counts of skipped ones."""
+    sums = {name: np.float32(0) for name in ("loss", "accuracy", "gradient_norm", "steps")}
+    return sums | {"skipped": _no_skips()}
 
 
-def init_state(params: dict, optimizer: optax.GradientTransformation) -> State:
-    """The state before the first step."""
-    return {"params": params, "optimizer": optimizer.init(params), "step": np.int32(0)}
+def init_state(params: dict, optimizer_state) -> State:
+    """The state before the first step; `skipped` counts updates left out, in all and just now in a row."""
+    return {"params": params, "optimizer": optimizer_state, "step": np.int32(0), "skipped": _no_skips()}
+
+
+def _no_skips() -> dict[str, np.int32]:
+    return {"total": np.int32(0), "in_a_row": np.int32(0)}
 
 
 def make_train_step(
-    graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation, config: ConfigDict, mesh: Mesh
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    config: ConfigDict,
+    mesh: Mesh,
+    state_shardings: State,
 ) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
     """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's memory is reused.
 
     The batch is augmented as a whole. With `config.micro_batches` above 1 it is then cut up, each
     part drops out by its own key, and the gradients are averaged: the same update as from the
-    whole batch.
+    whole batch. Where the loss or the gradient is not finite the update is left out, and counted;
+    the schedule goes on.
     """
     values = config.augment
     _, mixup = resolve(values.level, values.randaugment, values.mixup)
@@ -56,8 +68,7 @@ def make_train_step(
     )
 
     def loss_of(params, micro, key):
-        model = nnx.merge(graphdef, params)
-        logits = model(normalize(micro["image"]), nnx.Rngs(dropout=key))
+        logits = _logits(graphdef, mesh, params, micro["image"], nnx.Rngs(dropout=key))
         targets = batch_targets(micro, logits.shape[-1], config.loss.name)
         losses = classification_loss(logits, targets, config.loss.name, config.loss.label_smoothing)
         return losses.mean(), correct(logits, micro["labels"]).mean()
@@ -72,7 +83,7 @@ def make_train_step(
         def cut(array):
             # Part i takes every parts-th image, so that each stays on the device it is on.
             array = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
-            return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(None, "data")))
+            return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(None, BATCH)))
 
         def add(total, part):
             index, micro = part
@@ -94,30 +105,51 @@ def make_train_step(
         params = optax.apply_updates(state["params"], updates)
 
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        first = metrics["nonfinite_step"]
-        metrics = {
-            "loss": metrics["loss"] + loss,
-            "accuracy": metrics["accuracy"] + accuracy,
-            "gradient_norm": metrics["gradient_norm"] + norm,
-            "steps": metrics["steps"] + 1,
-            "nonfinite_step": jnp.where((first == 0) & ~finite, step, first),
+
+        def guarded(new, old):
+            # Counts go on, so that the schedule ends where it should.
+            return jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new
+
+        old = state["params"], state["optimizer"]
+        params, optimizer_state = jax.tree.map(guarded, (params, optimizer_state), old)
+        skipped = {
+            "total": state["skipped"]["total"] + ~finite,
+            "in_a_row": jnp.where(finite, 0, state["skipped"]["in_a_row"] + 1),
         }
-        return {"params": params, "optimizer": optimizer_state, "step": step}, metrics
+        sums = {"loss": loss, "accuracy": accuracy, "gradient_norm": norm, "steps": 1.0}
+        metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
+        metrics["skipped"] = skipped
+        return {"params": params, "optimizer": optimizer_state, "step": step, "skipped": skipped}, metrics
 
     everywhere = replicated(mesh)
     return jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(everywhere, everywhere, split_batch(mesh)),
-        out_shardings=everywhere,
+        in_shardings=(state_shardings, everywhere, split_batch(mesh)),
+        out_shardings=(state_shardings, everywhere),
     )
 
 
-def make_eval_step(graphdef: nnx.GraphDef, config: ConfigDict, mesh: Mesh) -> Callable[[dict, dict], Metrics]:
+def make_forward(
+    graphdef: nnx.GraphDef, mesh: Mesh, params_shardings: dict
+) -> Callable[[dict, dict], jax.Array]:
+    """Compiles `(params, batch) -> logits`, the same on every device."""
+
+    def forward(params, batch):
+        return _logits(graphdef, mesh, params, batch["image"])
+
+    return jax.jit(
+        forward, in_shardings=(params_shardings, split_batch(mesh)), out_shardings=replicated(mesh)
+    )
+
+
+def make_eval_step(
+    graphdef: nnx.GraphDef, config: ConfigDict, mesh: Mesh, params_shardings: dict
+) -> Callable[[dict, dict], Metrics]:
     """Compiles `(params, batch) -> {loss, accuracy, images}`, summed over the unmasked images."""
 
     def eval_step(params, batch):
-        logits = nnx.merge(graphdef, params)(normalize(batch["image"]))
+        logits = _logits(graphdef, mesh, params, batch["image"])
         targets = batch_targets(batch, logits.shape[-1], config.loss.name)
         losses = classification_loss(logits, targets, config.loss.name, smoothing=0.0)
         keep = batch["mask"]
@@ -128,4 +160,10 @@ def make_eval_step(graphdef: nnx.GraphDef, config: ConfigDict, mesh: Mesh) -> Ca
         }
 
     everywhere = replicated(mesh)
-    return jax.jit(eval_step, in_shardings=(everywhere, split_batch(mesh)), out_shardings=everywhere)
+    return jax.jit(eval_step, in_shardings=(params_shardings, split_batch(mesh)), out_shardings=everywhere)
+
+
+def _logits(graphdef, mesh, params, images, rngs=None) -> jax.Array:
+    """The model on uint8 images, its activations where the rules want them."""
+    with placing(partial(place_activation, mesh)):
+        return nnx.merge(graphdef, params)(normalize(images), rngs)

@@ -1,6 +1,5 @@
 """The progress line: what training did since the last one, how fast, and how long it still takes."""
 
-import time
 from collections.abc import Callable
 
 import jax
@@ -8,6 +7,7 @@ import jax
 from vit_jax.errors import UserError
 from vit_jax.parallel.chips import peak_flops
 from vit_jax.training.checkpoint import Checkpoints
+from vit_jax.training.goodput import Ledger
 from vit_jax.training.progress import Console, MetricWriter, duration
 
 
@@ -16,14 +16,14 @@ class TrainLog:
 
     Args:
       images: in the training split; multiply_adds: of one image's forward pass.
-      first_step: the step the run starts after.
+      ledger: what of the time was training.
+      skipped: updates that were left out before; max_skipped: those that may be in a row.
     """
 
     def __init__(
         self,
         *,
         steps: int,
-        first_step: int,
         batch_size: int,
         images: int,
         multiply_adds: int,
@@ -31,59 +31,71 @@ class TrainLog:
         checkpoints: Checkpoints,
         console: Console,
         writer: MetricWriter | None,
+        ledger: Ledger,
+        skipped: int,
+        max_skipped: int,
     ):
         self._steps, self._batch_size, self._images = steps, batch_size, images
         self._multiply_adds, self._schedule = multiply_adds, schedule
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
         self._peak = peak_flops(jax.devices()[0].device_kind)
+        self._ledger, self._max_skipped = ledger, max_skipped
         self._pending = None
-        self._logged = self._begun = first_step
-        self._seconds = self._elapsed = 0.0  # Training time since the last line; all time.
-        self._since = self._start = None
+        self._skipped = skipped
+        self._begun = self._logged = None
 
-    def resume_clock(self, step: int) -> None:
-        """From here on time counts as training time; at the first call, after compilation."""
-        self._since = time.perf_counter()
-        if self._start is None:
-            self._start, self._begun, self._logged = self._since, step, step
-
-    def pause_clock(self) -> None:
-        """What follows is not training: evaluation."""
-        self._seconds += time.perf_counter() - self._since
-        self._since = None
+    def begin(self, step: int) -> None:
+        """The program is compiled: speed is counted from here on."""
+        self._begun = self._logged = step, *self._clock()
 
     def take(self, step: int, metrics: dict) -> None:
         """Hands over the sums at a log step, still on the devices."""
         self._pending = step, metrics
 
-    def check(self, metrics: dict) -> None:
-        """Raises UserError when a step since the last line had a loss or gradient that is not finite."""
-        if step := int(metrics["nonfinite_step"]):
+    def check(self, step: int, metrics: dict) -> None:
+        """Says which updates were left out since the last check, for a loss or gradient that is not finite.
+
+        Raises:
+          UserError: too many in a row.
+        """
+        skipped = {name: int(count) for name, count in metrics["skipped"].items()}
+        first = step - skipped["in_a_row"] + 1
+        if skipped["in_a_row"] > self._max_skipped:
             raise UserError(
-                f"the loss or the gradient is not finite at step {step}; {self._checkpoints.last_good}; "
-                "try a lower optimizer.learning_rate or a longer warm-up, or look at the data"
+                f"the loss or the gradient is not finite from step {first} on; "
+                f"{self._checkpoints.last_good}; "
+                "try a lower optimizer.learning_rate or a longer warm-up, or look at the data "
+                f"(up to {self._max_skipped} such steps in a row are left out: max_skipped_steps)"
             )
+        if new := skipped["total"] - self._skipped:
+            self._console.say(
+                f"note: {new} update(s) up to step {step} left out, as the loss or the gradient was not "
+                f"finite; {skipped['total']} in all"
+            )
+        self._skipped = skipped["total"]
 
     def flush(self) -> None:
         """Writes what was handed over, if anything.
 
         Raises:
-          UserError: a loss was not finite.
+          UserError: too many losses in a row were not finite.
         """
         if self._pending is None:
             return
         (step, sums), self._pending = self._pending, None
         sums = jax.device_get(sums)
-        self.check(sums)
-        now = time.perf_counter()
-        seconds, self._seconds = self._seconds + now - self._since, 0.0
-        self._since = now
-        done, self._logged = step - self._logged, step
+        self.check(step, sums)
+        logged, trained, _ = self._logged
+        self._logged = step, *self._clock()
+        done, seconds = step - logged, self._logged[1] - trained
 
-        means = {name: float(sums[name] / sums["steps"]) for name in ("loss", "accuracy", "gradient_norm")}
+        # With no finite step at all the means are NaN, and null in the file.
+        finite = float(sums["steps"]) or float("nan")
+        means = {name: float(sums[name]) / finite for name in ("loss", "accuracy", "gradient_norm")}
         row = {"epoch": step * self._batch_size / self._images}
         row |= {f"train/{name}": value for name, value in means.items()}
         row["train/learning_rate"] = float(self._schedule(step))
+        row["train/skipped_steps"] = float(sums["skipped"]["total"])
         line = f"step {step}/{self._steps} | epoch {row['epoch']:.1f} | loss {means['loss']:.4f} | "
         line += f"accuracy {means['accuracy']:.1%} | lr {row['train/learning_rate']:.2e}"
         if done:
@@ -94,8 +106,16 @@ class TrainLog:
                 # A multiply-add is 2 operations; the backward pass costs twice the forward.
                 row["train/mfu"] = 6 * self._multiply_adds * speed / (self._peak * jax.device_count())
                 line += f" | MFU {row['train/mfu']:.1%}"
-            left = (now - self._start) / (step - self._begun) * (self._steps - step)
+            begun, _, since = self._begun
+            left = (self._logged[2] - since) / (step - begun) * (self._steps - step)
             line += f" | {duration(left)} left"
+        row |= self._ledger.row()
         self._console.status(line)
         if self._writer:
             self._writer.write(step, row)
+
+    def _clock(self) -> tuple[float, float]:
+        """Seconds of training so far, and of all that goes on once a run has begun."""
+        row = self._ledger.row()
+        training = row["time/train"] + row["time/data"]
+        return training, training + row["time/evaluate"] + row["time/save"]

@@ -24,6 +24,7 @@ from vit_jax.models import model_factory
 from vit_jax.training.checkpoint import load_params
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
+METRICS = "metrics.jsonl"
 
 
 def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:

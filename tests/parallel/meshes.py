@@ -1,0 +1,69 @@
+"""Losses of models on meshes of 8 devices: python -m tests.parallel.meshes "ViT: fsdp" "hybrid: all" ...
+
+Run by test_meshes.py in a process of its own, since the number of devices is fixed when JAX starts.
+Prints JSON: for each case the losses, and what share of the state a device holds.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from vit_jax.config import base_config
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.training.program import make_program
+
+MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "all": (2, 2, 2), "tensor": (1, 1, 8)}
+VIT = dict(name="ViT-Ti/4", dim=64, depth=2, hidden=256, heads=8)
+DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
+MODELS = {
+    "ViT": DROPOUT,
+    "ViT scanned": DROPOUT | dict(scan=True),
+    "ViT, dots": DROPOUT | dict(remat="dots"),
+    "ViT, full": DROPOUT | dict(remat="full"),
+    "ViT scanned, full": DROPOUT | dict(scan=True, remat="full"),
+    "relative ViT": VIT | dict(position="relative", qk_norm=True, rope=True),
+    "pooling ViT": VIT | dict(pooling="map", mlp="swiglu", registers=2),
+    "Axial-ViT": VIT | dict(name="Axial-ViT-Ti/4"),
+    "hybrid": VIT | dict(name="R50+ViT-Ti/16", resnet_blocks=(1, 1)),
+    "BiT": dict(name="BiT-R50x1", resnet_blocks=(1, 1), remat="full"),
+    "AxialResNet50": dict(name="AxialResNet50", resnet_blocks=(1, 1)),
+}
+BATCH, STEPS = 16, 3
+
+
+def train(model: dict, mesh_shape: tuple[int, int, int], **optimizer) -> dict:
+    """Losses of the first steps and the share of the parameters and moments on the first device."""
+    config = base_config()
+    config.batch_size = BATCH
+    config.model.update(model)
+    config.data.image_size = 32 if "16" in model["name"] or "BiT" in model["name"] else 16
+    config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape, strict=True)))
+    config.augment.update(dict(mixup=0.5, erasing=0.3))
+    config.optimizer.update(dict(warmup_steps=0, learning_rate=1e-3) | optimizer)
+    mesh = make_mesh(config.mesh, jax.devices()[: int(np.prod(mesh_shape))])
+    program = make_program(config, num_classes=5, steps=10, mesh=mesh)
+    state, metrics = program.initial_state(0), program.initial_metrics()
+    rng = np.random.default_rng(0)
+    size = config.data.image_size
+    losses = []
+    for _ in range(STEPS):
+        images = rng.integers(256, size=(BATCH, size, size, 3), dtype=np.uint8)
+        labels = rng.integers(5, size=(BATCH, 1)).astype(np.int32)
+        state, sums = program.train_step(
+            state, metrics, to_devices({"image": images, "labels": labels}, mesh)
+        )
+        losses.append(float(sums["loss"]))
+    kept = jax.tree.leaves((state["params"], state["optimizer"]))
+    here = sum(leaf.addressable_shards[0].data.nbytes for leaf in kept)
+    return {"losses": losses, "share": here / sum(leaf.nbytes for leaf in kept)}
+
+
+if __name__ == "__main__":
+    # "model: mesh", or "model: mesh: {values of the optimizer}".
+    results = {}
+    for case in sys.argv[1:]:
+        model, mesh, *optimizer = case.split(": ", 2)
+        results[case] = train(MODELS[model], MESHES[mesh], **json.loads(optimizer[0] if optimizer else "{}"))
+    print(json.dumps(results))

@@ -1,0 +1,128 @@
+"""Any model on any mesh that divides it trains as on one device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh
+
+from tests.parallel.meshes import MESHES, MODELS
+from vit_jax.errors import UserError
+from vit_jax.models import abstract, model_factory
+from vit_jax.parallel.mesh import check_batch, make_mesh
+from vit_jax.parallel.rules import parameter_shardings
+
+EIGHT = {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+def losses(*cases: str) -> dict[str, dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.parallel.meshes", *cases],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | EIGHT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict]:
+    meshes = [f"ViT: {mesh}" for mesh in ("one", "data", "fsdp", "all")]
+    return losses(*meshes, "ViT scanned, full: all", "ViT, dots: fsdp", "hybrid: one", "hybrid: all")
+
+
+@pytest.mark.parametrize("mesh", ["data", "fsdp", "all"])
+def test_every_mesh_gives_the_losses_of_one_device(results, mesh):
+    np.testing.assert_allclose(results[f"ViT: {mesh}"]["losses"], results["ViT: one"]["losses"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["ViT scanned, full: all", "ViT, dots: fsdp"])
+def test_scan_and_remat_change_no_loss(results, case):
+    np.testing.assert_allclose(results[case]["losses"], results["ViT: one"]["losses"], rtol=1e-5)
+
+
+def test_resnets_divide_too(results):
+    np.testing.assert_allclose(results["hybrid: all"]["losses"], results["hybrid: one"]["losses"], rtol=1e-4)
+    assert results["hybrid: all"]["share"] < 0.35
+
+
+def test_fsdp_and_tensor_divide_parameters_and_moments(results):
+    assert results["ViT: data"]["share"] == 1
+    assert results["ViT: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.
+    assert results["ViT: all"]["share"] < 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_on_every_mesh(model):
+    found = losses(*(f"{model}: {mesh}" for mesh in MESHES))
+    for mesh in MESHES:
+        np.testing.assert_allclose(
+            found[f"{model}: {mesh}"]["losses"], found[f"{model}: one"]["losses"], rtol=1e-4
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adam", "adafactor", "sgd"])
+def test_every_optimizer_on_a_mesh_of_all_axes(name):
+    values = json.dumps(dict(name=name, moment_dtype="bfloat16"))
+    one, every = losses(f"ViT: one: {values}", f"ViT: all: {values}").values()
+    np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-3)
+
+
+def places(name: str, data: int = 1, fsdp: int = 1, tensor: int = 1, num_classes: int = 21_843) -> dict:
+    """Where the parameters of a model would live, by path."""
+    mesh = AbstractMesh((data, fsdp, tensor), ("data", "fsdp", "tensor"))
+    model = abstract(model_factory(name, num_classes=num_classes, image_size=224))
+    params = nnx.to_pure_dict(nnx.state(model))
+    placed = jax.tree.leaves_with_path(parameter_shardings(mesh, params))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x.spec for path, x in placed}
+
+
+@pytest.mark.parametrize("name", ["ViT-B/16", "ViT-H/14", "R50+ViT-L/16", "BiT-R152x2"])
+def test_large_arrays_of_the_papers_models_are_divided(name):
+    for path, spec in places(name, fsdp=16, tensor=4).items():
+        if (
+            path.endswith(("fc1/kernel", "qkv/kernel", "conv1/kernel", "conv3/kernel"))
+            and "stages/1/" not in path
+        ):
+            assert {"fsdp", "tensor"} <= set(spec), path
+
+
+def test_heads_that_tensor_does_not_divide_are_named():
+    with pytest.raises(
+        UserError, match=r"mesh.tensor = 2 .* axis 0 .* blocks/00/attention/out/kernel \[3, 64, 192\]"
+    ):
+        places("ViT-Ti/16", tensor=2)
+
+
+def test_large_array_that_fsdp_does_not_divide_is_named():
+    with pytest.raises(UserError, match=r"mesh.fsdp = 7 .*(kernel|table) \[.*mesh.fsdp=1,"):
+        places("ViT-B/16", fsdp=7)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(data=3, fsdp=1, tensor=1), dict(data=None, fsdp=3, tensor=1), dict(data=None, fsdp=None, tensor=1)],
+)
+def test_mesh_that_does_not_make_up_the_devices_is_refused(sizes):
+    with pytest.raises(UserError, match="does not make up 1 device"):
+        make_mesh(sizes)
+
+
+def test_tensor_neighbours_share_images():
+    mesh = AbstractMesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    check_batch(mesh, 4)
+    with pytest.raises(UserError, match="batch size 6 does not divide by 4 groups of 2 devices"):
+        check_batch(mesh, 6)

@@ -1,0 +1,77 @@
+"""How a stack of layers is run, whatever they are: one by one or as a scan, kept or computed anew."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+# What is kept of a layer for the backward pass; the rest is computed anew there.
+REMAT = {
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # Not attention's scores.
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+_place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar("place", default=lambda _, x: x)
+
+
+def named(name: str, x: jax.Array) -> jax.Array:
+    """The activation itself; whoever calls the model may say where activations of this name live."""
+    return _place.get()(name, x)
+
+
+@contextlib.contextmanager
+def placing(place: Callable[[str, jax.Array], jax.Array]) -> Iterator[None]:
+    """While it is entered (and a model traced), `place(name, x)` is applied to every named activation."""
+    token = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+def run_layers(
+    call: Callable[[nnx.Module, jax.Array, Any], jax.Array],
+    layers: Sequence[nnx.Module],
+    x: jax.Array,
+    inputs: Sequence[Any],
+    *,
+    remat: str,
+    scan: bool = False,
+) -> jax.Array:
+    """`x = call(layer, x, inputs of the layer)` for one layer after the other.
+
+    Args:
+      remat: a key of `REMAT`.
+      scan: compile one layer for all, which must be alike; their parameters are stacked for it.
+    """
+
+    def step(graphdef, params, x, values):
+        return call(nnx.merge(graphdef, params), x, values)
+
+    if scan and layers:
+        graphdef, params = zip(*map(nnx.split, layers), strict=True)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *zip(params, inputs, strict=True))
+
+        def body(x, layer):
+            return step(graphdef[0], layer[0], x, layer[1]), None
+
+        if remat != "none":
+            body = jax.checkpoint(body, policy=REMAT[remat], prevent_cse=False)
+        return jax.lax.scan(body, x, stacked)[0]
+
+    for layer, values in zip(layers, inputs, strict=True):
+        if remat == "none":
+            x = call(layer, x, values)
+        else:
+            graphdef, params = nnx.split(layer)
+            again = jax.checkpoint(
+                lambda params, x, graphdef=graphdef, values=values: step(graphdef, params, x, values),
+                policy=REMAT[remat],
+            )
+            x = again(params, x)
+    return x

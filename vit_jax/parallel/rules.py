@@ -1,0 +1,120 @@
+"""Where each array of a model lives on the mesh: parameters, optimizer state, activations.
+
+The table says what a `tensor` axis above 1 divides: heads and hidden units, as in Megatron-LM
+(Shoeybi et al., 2019), or output channels. `fsdp` needs no table: it divides the largest axis
+that is left of each larger array.
+"""
+
+import math
+import re
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import BATCH, replicated
+
+# (the end of a parameter's path, its axes); the first that matches counts.
+PARAMETERS = (
+    (r"attention/qkv/kernel", (None, None, "tensor", None)),  # dim 3 heads head_dim
+    (r"attention/qkv/bias", (None, "tensor", None)),
+    (r"attention_pooling/query/kernel", (None, "tensor", None)),
+    (r"attention_pooling/query/bias", ("tensor", None)),
+    (r"attention_pooling/key_value/kernel", (None, None, "tensor", None)),
+    (r"attention_pooling/key_value/bias", (None, "tensor", None)),
+    (r"(attention|attention_pooling)/out/kernel", ("tensor", None, None)),  # heads head_dim dim
+    (r"mlp/fc1/kernel", (..., "tensor")),  # dim hidden; dim 2 hidden with a gate
+    (r"mlp/fc1/bias", (..., "tensor")),
+    (r"mlp/fc2/kernel", ("tensor", None)),
+    (r"(head|distillation_head)/kernel", ("tensor", None)),  # The number of classes is often odd.
+    (r"resnet/.*/kernel", (None, None, None, "tensor")),  # height width inputs outputs
+)
+
+# By name, which axes of an activation are divided, counted from either end.
+ACTIVATIONS = {
+    "tokens": {0: BATCH},
+    "heads": {0: BATCH, -2: "tensor"},  # batch ... tokens heads head_dim
+    "hidden": {0: BATCH, -1: "tensor"},  # batch ... tokens hidden
+    "features": {0: BATCH},  # batch height width channels
+}
+
+SMALL = 2**14  # Elements: smaller arrays are copied, since to gather them takes longer than to read them.
+LARGE = 2**20  # Elements: that a larger array should be copied, as no axis divides, is an error.
+
+
+def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
+    """Where the parameter with this path lives.
+
+    Raises:
+      UserError: `mesh.tensor` does not divide the axis that it should, or `mesh.fsdp` none of a large array.
+    """
+    axes = [()] * len(shape)
+    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
+    if tensor > 1:
+        for end, names in PARAMETERS:
+            if re.search(rf"(^|/){end}$", path):
+                axes = [(name,) if name else () for name in _filled(names, len(shape))]
+                break
+        for axis, names in enumerate(axes):
+            if names and shape[axis] % tensor:
+                raise UserError(
+                    f"mesh.tensor = {tensor} does not divide axis {axis} of the parameter {path} "
+                    f"{list(shape)}; use a divisor of {shape[axis]}, such as {math.gcd(shape[axis], tensor)}"
+                )
+    if fsdp > 1 and math.prod(shape) >= SMALL:
+        left = [size // tensor if names else size for size, names in zip(shape, axes, strict=True)]
+        if fits := [axis for axis, size in enumerate(left) if size % fsdp == 0]:
+            # The largest axis, where possible one that tensor does not divide too.
+            best = max(fits, key=lambda axis: (not axes[axis], left[axis]))
+            axes[best] += ("fsdp",)
+        elif math.prod(shape) >= LARGE:
+            near = max(math.gcd(size, fsdp) for size in left)
+            raise UserError(
+                f"mesh.fsdp = {fsdp} divides no axis of the parameter {path} {list(shape)}; use such as "
+                f"mesh.fsdp={near}, and more of mesh.data"
+            )
+    return NamedSharding(mesh, PartitionSpec(*(names or None for names in axes)))
+
+
+def parameter_shardings(mesh: Mesh, params: dict) -> dict:
+    """The place of every parameter; `params` may be shapes."""
+    return jax.tree.map_with_path(lambda path, x: parameter_sharding(mesh, path_name(path), x.shape), params)
+
+
+def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
+    """What the optimizer keeps for a parameter, in its shape, lives where the parameter does.
+
+    Sums over rows or columns, as Adafactor keeps, and counts are copied: they are small.
+    """
+    shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
+
+    def place(path, x):
+        names = path_name(path).split("/")
+        for start in range(len(names)):
+            name = "/".join(names[start:])
+            if shapes.get(name) == x.shape:
+                return parameter_sharding(mesh, name, x.shape)
+        return replicated(mesh)
+
+    return jax.tree.map_with_path(place, optimizer_state)
+
+
+def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
+    """Tells the compiler where the activation of this name lives."""
+    axes = [None] * x.ndim
+    for axis, mesh_axes in ACTIVATIONS[name].items():
+        axes[axis] = mesh_axes
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def path_name(path: tuple) -> str:
+    """`blocks/00/mlp/fc1/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _filled(names: tuple, rank: int) -> list:
+    """The axes' names with None for as many axes as `...` stands for."""
+    if ... not in names:
+        return list(names)
+    at = names.index(...)
+    return [*names[:at], *[None] * (rank - len(names) + 1), *names[at + 1 :]]

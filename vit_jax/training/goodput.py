@@ -1,0 +1,76 @@
+"""Where the time of a run goes, over all its starts."""
+
+import json
+import time
+from pathlib import Path
+
+# In words; `train` is what a run is for, and its share is the goodput.
+KINDS = {
+    "train": "training",
+    "start": "starting and compiling",
+    "data": "waiting for images",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "lost": "lost with runs that were killed",
+}
+
+
+class Ledger:
+    """Seconds of each kind; at any time one of them is running.
+
+    Args:
+      started: `time.time()` when the command began.
+      rows: of the `metrics.jsonl` of earlier starts; their seconds are added, and what was trained
+        after `first_step` is lost.
+    """
+
+    def __init__(self, started: float, rows: list[dict], first_step: int):
+        nothing = {f"time/{kind}": 0.0 for kind in KINDS}
+        timed = [row for row in rows if nothing.keys() <= row.keys()]
+        kept = [nothing] + [row for row in timed if row["step"] <= first_step]
+        before, after = ([row[key] for key in nothing] for row in ([nothing, *timed][-1], kept[-1]))
+        self.seconds = dict(zip(KINDS, after, strict=True))
+        self.seconds["lost"] += sum(before) - sum(after)
+        self._kind = "start"
+        self._since = time.perf_counter() - (time.time() - started)
+
+    def enter(self, kind: str) -> None:
+        """What follows is of this kind."""
+        now = time.perf_counter()
+        self.seconds[self._kind] += now - self._since
+        self._kind, self._since = kind, now
+
+    def move(self, kind: str, seconds: float) -> None:
+        """Some of what is being counted was of another kind."""
+        self.seconds[self._kind] -= seconds
+        self.seconds[kind] += seconds
+
+    def row(self) -> dict[str, float]:
+        """Metrics: seconds of each kind so far, and `goodput`, the share of training."""
+        self.enter(self._kind)
+        return {f"time/{kind}": value for kind, value in self.seconds.items()} | {
+            "goodput": self.seconds["train"] / sum(self.seconds.values())
+        }
+
+    def in_words(self) -> str:
+        """One line: shares of all the time."""
+        row = self.row()
+        total = sum(self.seconds.values())
+        rest = sorted((kind for kind in KINDS if kind != "train"), key=lambda kind: -self.seconds[kind])
+        shares = ", ".join(
+            f"{KINDS[kind]} {self.seconds[kind] / total:.1%}"
+            for kind in rest
+            if self.seconds[kind] >= total / 2000
+        )
+        return f"goodput {row['goodput']:.1%} of {total:,.0f} s" + (f"; {shares}" if shares else "")
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The whole lines of a `metrics.jsonl`, which a killed process may have left incomplete."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows

@@ -1,0 +1,42 @@
+"""A trace of some steps for XProf (TensorBoard's profiler)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+
+class Trace:
+    """Traces the steps of a range, where the run comes by its first.
+
+    Args:
+      folder: where the trace goes; every process writes what its devices did.
+    """
+
+    def __init__(self, steps: range | None, folder: Path, say: Callable[[str], None]):
+        self._steps, self._folder, self._say = steps or (), folder, say
+        self._running = False
+
+    def before(self, step: int) -> None:
+        """Called before the step is dispatched."""
+        if self._steps and step == self._steps[0]:
+            jax.profiler.start_trace(self._folder)
+            self._running = True
+
+    def after(self, step: int, results) -> None:
+        """Called when the step was dispatched, with what it returned."""
+        if self._running and step == self._steps[-1]:
+            jax.block_until_ready(results)
+            self._stop()
+            self._say(f"trace of steps {self._steps[0]} to {step}: xprof {self._folder} (pip install xprof)")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._running:
+            self._stop()
+
+    def _stop(self) -> None:
+        jax.profiler.stop_trace()
+        self._running = False
