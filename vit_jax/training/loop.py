@@ -19,11 +19,12 @@ from ml_collections import ConfigDict
 from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources import Source, open_source
+from vit_jax.data.sources import Source, fingerprint, open_source
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, model_factory
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, make_mesh, replicated, split_batch
+from vit_jax.parallel.peers import Peers
 from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
@@ -33,15 +34,18 @@ from vit_jax.training.report import write_report
 from vit_jax.training.step import init_metrics, init_state, make_train_step
 from vit_jax.training.stop import StopSignal
 from vit_jax.training.trainlog import TrainLog
-from vit_jax.training.workdir import CHECKPOINTS, claim, make_manifest, model_arguments
+from vit_jax.training.workdir import CHECKPOINTS, check_shared, claim, make_manifest, model_arguments
 
 
-def train(config: ConfigDict, workdir: Path, started: float | None = None) -> dict[str, float]:
+def train(
+    config: ConfigDict, workdir: Path, peers: Peers | None = None, started: float | None = None
+) -> dict[str, float]:
     """Trains to the end, or until SIGTERM or SIGINT, and writes all of it into `workdir`.
 
     Args:
       config: checked by `vit_jax.config.check`.
       workdir: new, empty, or of an earlier start with the same config, which is continued.
+      peers: the run's processes, where there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
 
     Returns:
@@ -51,12 +55,15 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
       UserError: the config does not fit the data, the devices or the workdir; the loss is no
         longer finite; the disk is full; too many images are unreadable.
     """
-    started = started or time.time()
+    started, peers = started or time.time(), peers or Peers()
     share_interpreter()
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     check_batch(config.batch_size, config.micro_batches)
     train_source, test_source = open_sources(config)
+    if peers.count > 1:
+        peers.agree("the training data", fingerprint(train_source))
+        peers.agree("the test data", fingerprint(test_source))
     num_classes = class_count(config, train_source)
     steps = step_count(config, len(train_source))
     schedule = make_schedule(config.optimizer, steps)
@@ -73,6 +80,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     )
     if leader:
         claim(workdir, config, manifest)
+    check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
     console.say(describe(config, manifest, params))
     for split, source in (("training", train_source), ("test", test_source)):

@@ -11,6 +11,8 @@ import importlib.metadata
 import json
 import operator
 import platform
+import secrets
+import time
 from pathlib import Path
 
 import jax
@@ -21,9 +23,11 @@ from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, complete, skeleton
 from vit_jax.models import model_factory
+from vit_jax.parallel.peers import Peers
 from vit_jax.training.checkpoint import load_params
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
+SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
 
 
 def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:
@@ -51,6 +55,26 @@ def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:
         temporary.replace(saved)
     except OSError as error:
         raise UserError(f"cannot write to the workdir {workdir}: {error.strerror}") from error
+
+
+def check_shared(workdir: Path, peers: Peers) -> None:
+    """Raises UserError on a process whose `workdir` is not the leader's."""
+    if peers.count == 1:
+        return
+    token = workdir / f".seen-{secrets.token_hex(4)}"
+    if peers.index == 0:
+        token.touch()
+    token = workdir / peers.share("workdir", token.name)
+    until = time.monotonic() + SEEN_SECONDS
+    while not token.exists():
+        if time.monotonic() > until:
+            raise UserError(
+                f"the workdir {workdir} is not that of {peers.name(0)}: give a folder that all hosts share"
+            )
+        time.sleep(0.1)
+    peers.barrier("the shared workdir")
+    if peers.index == 0:
+        token.unlink()
 
 
 def make_manifest(steps: int, class_names: tuple[str, ...], num_classes: int, images: dict[str, int]) -> dict:
