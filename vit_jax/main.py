@@ -34,12 +34,12 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/quickstart.py and --workdir=DIR")
-    config = CONFIG.value
-    check(config)
     from vit_jax.parallel import distributed
 
     command.use_compilation_cache()
     with distributed.start(COORDINATOR.value, PROCESSES.value, PROCESS.value, CONNECT_SECONDS.value) as peers:
+        config = CONFIG.value
+        check(config)
         if peers.count > 1:
             peers.agree("the config", dict(leaves(config)))
             peers.agree("the code", command.code_version())

@@ -116,6 +116,8 @@ class Connected(Peers):
         self._answers: dict[str, dict] = {}
         self._traceback = ""
         self._ended = False
+        # Python's tracker of what workers share would count it all after the error's line.
+        sys.warnoptions.append("ignore:resource_tracker")
 
     def _meet(self, name, value, seconds):
         with self._changed:

@@ -61,20 +61,20 @@ def check_shared(workdir: Path, peers: Peers) -> None:
     """Raises UserError on a process whose `workdir` is not the leader's."""
     if peers.count == 1:
         return
-    token = workdir / f".seen-{secrets.token_hex(4)}"
+    file = workdir / ".shared"
     if peers.index == 0:
-        token.touch()
-    token = workdir / peers.share("workdir", token.name)
+        file.write_text(secrets.token_hex(8))
+    token = peers.share("the workdir", file.read_text() if peers.index == 0 else None)
     until = time.monotonic() + SEEN_SECONDS
-    while not token.exists():
+    while not (file.exists() and file.read_text() == token):
         if time.monotonic() > until:
             raise UserError(
                 f"the workdir {workdir} is not that of {peers.name(0)}: give a folder that all hosts share"
             )
         time.sleep(0.1)
-    peers.barrier("the shared workdir")
+    peers.barrier("the workdir is shared")
     if peers.index == 0:
-        token.unlink()
+        file.unlink()
 
 
 def make_manifest(steps: int, class_names: tuple[str, ...], num_classes: int, images: dict[str, int]) -> dict:
