@@ -1,6 +1,7 @@
 """Runs of the real command, as a user starts them."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +22,14 @@ SMALL = (
     "--config.steps=40",
     "--config.optimizer.warmup_steps=5",
     "--config.log_every=7",
-    "--config.checkpoint_every=10",
+    "--config.checkpoint.every=10",
     "--config.evaluate_every=20",
 )
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
 
 
 class Runner:
@@ -32,11 +38,12 @@ class Runner:
     def __init__(self, cache: Path):
         self.environment = os.environ | {"XDG_CACHE_HOME": str(cache), "JAX_PLATFORMS": "cpu"}
 
-    def start(self, *arguments, module="vit_jax.main", **environment) -> subprocess.Popen:
+    def start(self, *arguments, module="vit_jax.main", cwd=ROOT, **environment) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, "-m", module, *map(str, arguments)],
-            cwd=ROOT,
-            env=self.environment | environment,
+            cwd=cwd,
+            env=self.environment | {"PYTHONPATH": str(ROOT)} | environment,
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

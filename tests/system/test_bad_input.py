@@ -164,13 +164,13 @@ def test_full_disk_is_named_and_the_last_checkpoint_stays(run, tmp_path):
         pytest.skip("mounting a small disk needs more rights")
     try:
         arguments = (*SMALL, "--config.model.dim=64", "--config.steps=400", f"--workdir={disk / 'run'}")
-        line = fails(run, *arguments, "--config.checkpoints_kept=100")
+        line = fails(run, *arguments, "--config.checkpoint.keep_last=100")
         assert "no space left for a checkpoint" in line
         assert "the last good checkpoint is" in line
         kept = Path(line.split("the last good checkpoint is ")[1].split(";")[0])
         assert kept.is_dir()
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        result = run(*arguments, "--config.checkpoints_kept=2")
+        result = run(*arguments, "--config.checkpoint.keep_last=2")
         assert f"continuing from {kept}" in result.stdout
         assert result.returncode == 0, result.stderr
     finally:
