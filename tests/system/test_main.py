@@ -92,7 +92,7 @@ def test_eight_devices_give_the_losses_of_one(run, one_device, tmp_path, process
 
 def test_run_goes_on_with_another_mesh(run, one_device, tmp_path):
     eight = {"XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count=8"}
-    first = (*WIDE, "--config.checkpoint_every=5", f"--workdir={tmp_path / 'run'}")
+    first = (*WIDE, "--config.checkpoint.every=5", f"--workdir={tmp_path / 'run'}")
     process = run.start(*first, "--config.mesh.fsdp=8", **eight)
     while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "5").exists():
         time.sleep(0.01)
