@@ -28,6 +28,9 @@ if [ -n "${SLURM_GPUS_ON_NODE:-}" ]; then
     export JAX_LOCAL_DEVICE_IDS
 fi
 
+# srun does not take this over from sbatch by itself.
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
+
 # A process that fails ends all others itself; srun only sees to it that none stays.
 srun --kill-on-bad-exit=0 --wait=60 python -m vit_jax.main --coordinator=auto "$@"
 code=$?

@@ -36,15 +36,18 @@ have_slice() {
     done
 }
 
+# The slices' own Python may be older than 3.11.
 install() {
     tpu scp --recurse --worker=all . "$NAME:vit_jax" &&
-        tpu ssh "$NAME" --worker=all --command="cd vit_jax && pip install -q -e '.[tpu]' && $SETUP"
+        tpu ssh "$NAME" --worker=all --command="cd vit_jax && python3 -m pip install -q uv &&
+            python3 -m uv venv -q --allow-existing --python=3.12 &&
+            python3 -m uv pip install -q -e '.[tpu]' && $SETUP"
 }
 
 # One line a host says how its process ended, since gcloud's exit code does not.
 train() {
     tpu ssh "$NAME" --worker=all \
-        --command="cd vit_jax && python3 -m vit_jax.main --coordinator=auto $*; echo vit_jax-exit=\$?"
+        --command="cd vit_jax && .venv/bin/python -m vit_jax.main --coordinator=auto $*; echo vit_jax-exit=\$?"
 }
 
 for ((attempt = 0; attempt <= MAX_RESTARTS; attempt++)); do
