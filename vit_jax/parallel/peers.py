@@ -128,7 +128,8 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        time.sleep(2 * self._silence + GRACE_SECONDS)  # The verdict ends this process before.
+        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict ends this process before.
+        print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
 
     def _answered(self, answer: dict):
