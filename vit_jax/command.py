@@ -1,7 +1,9 @@
 """How every command starts and how it fails: a user's mistake is one line and exit code 2."""
 
-import errno
+import hashlib
+import importlib.metadata
 import os
+import platform
 import re
 import sys
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax.config import base_config, leaves
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, mistake, nearest
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -21,16 +23,11 @@ def run(main: Callable[[list[str]], None]) -> None:
     """
     try:
         main(parse_flags())
-    except UserError as error:
-        message = str(error)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+    except (UserError, OSError) as error:
+        if (message := mistake(error)) is None:
             raise
-        message = f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is whole"
-    else:
-        return
-    print("error: " + " ".join(message.split()), file=sys.stderr, flush=True)
-    sys.exit(2)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        sys.exit(2)
 
 
 def parse_flags() -> list[str]:
@@ -69,3 +66,15 @@ def use_compilation_cache() -> None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "vit_jax" / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def code_version() -> dict[str, str]:
+    """What computes: versions of Python and of the libraries, and a hash of each file of ours."""
+    folder = Path(__file__).parent
+    hashes = {
+        str(path.relative_to(folder.parent)): hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest()
+        for path in sorted(folder.rglob("*.py"))
+    }
+    libraries = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in libraries}
+    return {"Python": platform.python_version()} | versions | hashes

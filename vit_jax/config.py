@@ -18,8 +18,11 @@ from vit_jax.errors import UserError, nearest
 # What may differ between the start of a run and its continuation: nothing that the training sees.
 OPERATIONAL = {
     "log_every",
-    "checkpoint_every",
-    "checkpoints_kept",
+    "checkpoint.every",
+    "checkpoint.keep_last",
+    "checkpoint.keep_every",
+    "checkpoint.keep_best",
+    "hang_seconds",
     "data.workers",
     "data.threads",
     "data.max_unreadable",
@@ -133,8 +136,13 @@ def base_config() -> ConfigDict:
     config.profile = ""  # `steps:10-15` writes a trace of these steps into the workdir.
     config.log_every = 50  # All in steps.
     config.evaluate_every = 1000
-    config.checkpoint_every = 1000
-    config.checkpoints_kept = 2
+    config.hang_seconds = 1200.0  # With no step and no batch of an evaluation done; see watchdog.py.
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 1000  # Steps.
+    config.checkpoint.keep_last = 2  # So many are kept, the newest;
+    config.checkpoint.keep_every = placeholder(int)  # those at multiples of so many steps;
+    config.checkpoint.keep_best = 0  # and so many of the highest test accuracy.
     return config.lock()
 
 
@@ -165,7 +173,8 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
         return config
     if argument != "smoke":
         raise UserError(f"unknown config argument {argument!r}; there is: smoke")
-    config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2, checkpoint_every=2))
+    config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
+    config.checkpoint.every = 2
     kind, _, number = config.model.name.partition("/")
     stride = config.model.patch_size or int(number or 16)
     if "ViT" in kind:
@@ -206,8 +215,24 @@ def check(config: ConfigDict) -> None:
     _require(
         not config.profile or profiled_steps(config) is not None, "profile", config.profile, "as steps:10-15"
     )
-    for key in ("checkpoint_every", "checkpoints_kept", "data.threads"):
+    for key in ("checkpoint.every", "checkpoint.keep_last", "data.threads"):
         _require(given[key] >= 1, key, given[key], "at least 1")
+    _require(given["hang_seconds"] > 0, "hang_seconds", given["hang_seconds"], "above 0")
+    every, keep_every = config.checkpoint.every, config.checkpoint.keep_every
+    _require(
+        keep_every is None or (keep_every >= 1 and keep_every % every == 0),
+        "checkpoint.keep_every",
+        keep_every,
+        f"a multiple of checkpoint.every = {every}",
+    )
+    keep_best = config.checkpoint.keep_best
+    _require(keep_best >= 0, "checkpoint.keep_best", keep_best, "0 or above")
+    _require(
+        keep_best == 0 or config.evaluate_every % every == 0,
+        "evaluate_every",
+        config.evaluate_every,
+        f"a multiple of checkpoint.every = {every} for checkpoint.keep_best",
+    )
     for key in ("model.dropout", "model.stochastic_depth"):
         _require(given[key] is None or 0 <= given[key] < 1, key, given[key], "from 0 to below 1")
     _require(

@@ -1,6 +1,7 @@
 """The one exception that is shown to a user without a traceback."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -9,6 +10,22 @@ class UserError(ValueError):
 
     The message says what was wrong, where, and what would be right.
     """
+
+
+def mistake(error: BaseException) -> str | None:
+    """The line for an error that the user can mend, or a full disk; None for a fault."""
+    if isinstance(error, UserError):
+        message = str(error)
+    elif isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+    ):
+        message = f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is whole"
+    else:
+        return None
+    return " ".join(message.split())
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from absl import flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
 from vit_jax import command  # noqa: E402
-from vit_jax.config import check  # noqa: E402
+from vit_jax.config import check, leaves  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "The job: a file such as configs/quickstart.py.")
@@ -24,6 +24,9 @@ COORDINATOR = flags.DEFINE_string(
 )
 PROCESSES = flags.DEFINE_integer("processes", None, "How many processes, with --coordinator=host:port.")
 PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
+CONNECT_SECONDS = flags.DEFINE_float(
+    "connect_seconds", 120.0, "How long the processes wait for each other at the start.", lower_bound=0
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -31,16 +34,19 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/quickstart.py and --workdir=DIR")
-    config = CONFIG.value
-    check(config)
     from vit_jax.parallel import distributed
 
     command.use_compilation_cache()
-    distributed.start(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    with distributed.start(COORDINATOR.value, PROCESSES.value, PROCESS.value, CONNECT_SECONDS.value) as peers:
+        config = CONFIG.value
+        check(config)
+        if peers.count > 1:
+            peers.agree("the config", dict(leaves(config)))
+            peers.agree("the code", command.code_version())
 
-    from vit_jax.training.loop import train
+        from vit_jax.training.loop import train
 
-    train(config, Path(WORKDIR.value).absolute(), started=STARTED)
+        train(config, Path(WORKDIR.value).absolute(), peers, started=STARTED)
 
 
 if __name__ == "__main__":

@@ -107,5 +107,5 @@ def _pretrain(model: str, dropout: float) -> ConfigDict:
     config.optimizer.warmup_steps = 10_000
     config.optimizer.clip_norm = 1.0
     config.evaluate_every = 5000
-    config.checkpoint_every = 2000
+    config.checkpoint.every = 2000
     return config

@@ -62,7 +62,7 @@ def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
 
 
 def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
-    process = run.start(*SMALL, "--config.checkpoint_every=1000", f"--workdir={tmp_path / 'run'}")
+    process = run.start(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
     for line in process.stdout:
         if line.startswith("first step"):
             process.send_signal(signal.SIGTERM)
@@ -72,7 +72,7 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     (stopped,) = [line for line in out.splitlines() if line.startswith("stopped")]
     assert Path(stopped.split("saved ")[1].split(";")[0]).is_dir()
 
-    result = run(*SMALL, "--config.checkpoint_every=1000", f"--workdir={tmp_path / 'run'}")
+    result = run(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
     assert "continuing from" in result.stdout
     for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
         np.testing.assert_array_equal(got, expected)

@@ -9,7 +9,10 @@ Work is handed out in chunks of a batch, so that a large batch is decoded by all
 none of them holds more than its chunks.
 """
 
+import multiprocessing
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import grain
@@ -193,10 +196,21 @@ def _iterate(
     """Batches of so many chunks each."""
     data = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads))
     if workers:
-        data = data.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+        options = grain.MultiprocessingOptions(num_workers=workers)
+        data = data.mp_prefetch(options, worker_init_fn=_end_with_parent)
     if chunks > 1:
         data = data.batch(chunks, batch_fn=_join)
     return iter(data)
+
+
+def _end_with_parent(worker: int, workers: int) -> None:
+    """Has a worker process end when the training process is gone: after a SIGKILL nobody else sees to it."""
+
+    def watch():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _join(chunks: list[Batch]) -> Batch:

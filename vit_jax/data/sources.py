@@ -5,6 +5,7 @@ Sources are read by many threads and sent to worker processes, so they hold no o
 """
 
 import dataclasses
+import hashlib
 import os
 import re
 from typing import NamedTuple
@@ -92,6 +93,28 @@ def open_source(
             opened.append(open_source(part_kind, split, path=part_path, image_size=image_size, **arguments))
         return Mixture.join(opened, weights, class_names)
     raise UserError(f"unknown data source {kind!r} (data.source); {nearest(kind, KINDS)}")
+
+
+def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
+    """Short values by which two hosts see whether they read the same: counts, names, some examples."""
+
+    def digest(*parts: bytes) -> str:
+        return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()
+
+    def content(index: int) -> bytes:
+        try:
+            image, labels = source[index]
+        except OSError:  # Such an image is counted and replaced when it is read.
+            return b""
+        return bytes(image) + repr(labels).encode()
+
+    chosen = sorted({round(i * (len(source) - 1) / (samples - 1)) for i in range(samples)})
+    return {
+        "images": len(source),
+        "classes": len(source.class_names),
+        "class names": digest(*(name.encode() for name in source.class_names)),
+        "examples": digest(*map(content, chosen)),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,44 +1,94 @@
 """Checkpoints of a run, through Orbax: the only module that knows Orbax.
 
-A checkpoint holds `params`, `optimizer` and `run` (step, seed, metrics since the last log line)
-as separate items, so that parameters can be read alone. It appears by an atomic rename: what is
-listed is complete.
+A checkpoint holds `params`, `optimizer` and `run` (step, metrics since the last log line) as
+separate items, so that parameters can be read alone, and beside them a checksum of each. It appears
+by an atomic rename: what is listed is complete. What has been damaged since is found by the
+checksums, whatever the number of processes and devices that wrote or that read it.
 """
 
 import contextlib
+import itertools
+import json
 import shutil
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from vit_jax.errors import UserError
+
+DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
+
+
+class DamagedCheckpoint(UserError):
+    """What a checkpoint holds is not what was saved."""
 
 
 class Checkpoints:
     """The checkpoints in one folder; saving goes on in the background.
 
     Args:
-      kept: how many to keep, the newest; None only reads, and may do so while a run writes.
+      keep_last: how many to keep, the newest; None only reads, and may do so while a run writes.
+      keep_every: those at multiples of so many steps are kept too; None: none.
+      keep_best: so many of the highest test accuracy are kept too.
+      say: is told which damaged checkpoints were moved aside, and where to.
     """
 
-    def __init__(self, folder: Path, kept: int | None):
-        self.folder = folder
-        if kept is not None and jax.process_index() == 0:
-            for rest in folder.glob("*.orbax-checkpoint-tmp*"):  # Of a write that was killed.
-                shutil.rmtree(rest)
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int | None,
+        keep_every: int | None = None,
+        keep_best: int = 0,
+        say: Callable[[str], None] = print,
+    ):
+        self.folder, self._say = folder, say
+        if keep_last is not None:
+            if jax.process_index() == 0:
+                self._sweep()
+            multihost_utils.sync_global_devices("swept")
         policies = ocp.training.preservation_policies
-        self._checkpointer = ocp.training.Checkpointer(
-            folder,
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.PreserveAll() if kept is None else policies.LatestN(kept),
-        )
+        kept = [policies.LatestN(keep_last)]  # None: all.
+        if keep_every:
+            kept.append(policies.EveryNSteps(keep_every))
+        if keep_best:
+            kept.append(
+                policies.BestN(get_metric_fn=_accuracy, n=keep_best, keep_checkpoints_without_metrics=False)
+            )
+        try:
+            self._checkpointer = ocp.training.Checkpointer(
+                folder,
+                save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+                preservation_policy=policies.AnyPreservationPolicy(kept),
+            )
+        except ValueError as error:  # Figures that are no JSON, for who only reads.
+            raise DamagedCheckpoint(f"a checkpoint in {folder} is damaged: {error}") from error
         self._saving = None
+
+    @property
+    def steps(self) -> list[int]:
+        """Of the complete checkpoints, the newest last."""
+        return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
 
     @property
     def latest(self) -> int | None:
         """Step of the newest complete checkpoint."""
-        return self._checkpointer.latest.step if self._checkpointer.latest else None
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def figures(self) -> dict[int, dict[str, float]]:
+        """The evaluations that were saved with checkpoints, by step."""
+        return {c.step: c.metrics for c in self._checkpointer.checkpoints if c.metrics}
+
+    @property
+    def best(self) -> int | None:
+        """Step of the highest test accuracy, the newest of several."""
+        return max(self.figures, key=lambda step: (_accuracy(self.figures[step]), step), default=None)
 
     @property
     def last_good(self) -> str:
@@ -47,8 +97,11 @@ class Checkpoints:
             return f"no checkpoint is in {self.folder} yet"
         return f"the last good checkpoint is {self.folder / str(self.latest)}"
 
-    def save(self, step: int, items: dict) -> None:
+    def save(self, step: int, items: dict, figures: dict[str, float] | None = None) -> None:
         """Copies the items from the devices, and writes them while training goes on.
+
+        Args:
+          figures: of an evaluation at this step.
 
         Raises:
           UserError: no space left, now or in the writing of the one before.
@@ -58,32 +111,55 @@ class Checkpoints:
             return
         with self._named_errors():
             self._check_space(items)
-            self._saving = self._checkpointer.save_checkpointables_async(step, items)
+            self._saving = self._checkpointer.save_checkpointables_async(
+                step,
+                dict(items),  # Orbax adds the metrics to it.
+                metrics=figures,
+                custom_metadata={
+                    "checksums": _checksums(items),
+                    "arrays": {name: _fingerprint(item) for name, item in items.items()},
+                },
+            )
 
-    def restore(self, step: int, like: dict) -> dict:
-        """The items of a checkpoint, placed as the arrays of `like` are.
+    def restore_newest(self, like: dict) -> tuple[int, dict] | None:
+        """The newest checkpoint that is whole and its step, placed as the arrays of `like` are.
+
+        Damaged ones are moved aside. All processes call this, and see the same.
 
         Raises:
-          UserError: the checkpoint's arrays differ from `like` in name or shape.
+          UserError: all are damaged; or one holds other arrays than `like`.
         """
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), like
-        )
-        try:
-            restored = self._checkpointer.load_checkpointables(step, abstract)
-        except (ValueError, KeyError) as error:
+        for step in reversed(self.steps):
+            restored, problem = None, None
+            try:
+                restored, sums = self._read(step, like)
+            except DamagedCheckpoint as error:
+                problem = str(error)
+            # One process alone may have met the damage; none goes on before it knows of the others.
+            if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
+                try:
+                    return step, self._compare(step, restored, sums)
+                except DamagedCheckpoint as error:
+                    problem = str(error)
+            if jax.process_index() == 0:
+                path = self.folder / str(step)
+                self._move_aside(path, problem or f"checkpoint {path} is damaged, as another process sees")
+            multihost_utils.sync_global_devices("moved aside")
+            self._checkpointer.reload()
+        if damaged := sorted(str(path) for path in (self.folder / DAMAGED).glob("*")):
             raise UserError(
-                f"checkpoint {self.folder / str(step)} does not fit this model: {str(error).splitlines()[0]}"
-            ) from error
-        for (path, wanted), got in zip(
-            jax.tree.leaves_with_path(abstract), jax.tree.leaves(restored), strict=True
-        ):
-            if not isinstance(got, jax.Array) or got.shape != wanted.shape:
-                name = jax.tree_util.keystr(path, simple=True, separator="/")
-                raise UserError(
-                    f"checkpoint {self.folder / str(step)}: {name} is missing or of another shape"
-                )
-        return restored
+                f"every checkpoint of the run is damaged: {', '.join(damaged)}; put a good one into "
+                f"{self.folder}, or remove {self.folder / DAMAGED} to start from the first step"
+            )
+        return None
+
+    def restore(self, step: int, like: dict) -> dict:
+        """The items of one checkpoint, in one process.
+
+        Raises:
+          UserError: it is damaged (DamagedCheckpoint), or holds other arrays than `like`.
+        """
+        return self._compare(step, *self._read(step, like))
 
     def wait(self) -> None:
         """Returns when everything is written.
@@ -107,6 +183,61 @@ class Checkpoints:
             if kind is None:  # Else the first error is the one to show.
                 raise
 
+    def _read(self, step: int, like: dict) -> tuple[dict, dict[str, int]]:
+        """The items of a checkpoint, and the checksums that they should have."""
+        path = self.folder / str(step)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), like
+        )
+        # By itself: a process that cannot read must not leave the others waiting in Orbax.
+        alone = ocp.Context()
+        alone.multiprocessing.active_processes = {jax.process_index()}
+        alone.multiprocessing.primary_host = jax.process_index()
+        alone.multiprocessing.barrier_sync_key_prefix = "alone"
+        try:
+            with alone:
+                metadata = ocp.checkpointables_metadata(path)
+                if "checksums" not in metadata.custom_metadata:
+                    raise ValueError("its metadata cannot be read")
+                for name in like:
+                    if metadata.custom_metadata["arrays"][name] != _fingerprint(metadata.metadata[name]):
+                        raise ValueError(f"the list of arrays in {name} cannot be read")
+                _check_same(path, _arrays(like), _arrays({name: metadata.metadata[name] for name in like}))
+                sums = {name: metadata.custom_metadata["checksums"][name] for name in like}
+                return ocp.load_checkpointables(path, abstract), sums
+        except (UserError, MemoryError, jax.errors.JaxRuntimeError):  # Another model; no memory for it.
+            raise
+        except Exception as error:  # Orbax, TensorStore and the file system have many.
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {reason}") from error
+
+    def _compare(self, step: int, restored: dict, sums: dict[str, int]) -> dict:
+        for name, value in _checksums(restored).items():
+            if value != sums[name]:
+                raise DamagedCheckpoint(
+                    f"checkpoint {self.folder / str(step)} is damaged: the checksum of {name} differs"
+                )
+        return restored
+
+    def _sweep(self) -> None:
+        """Removes what is left of writes that were killed; moves aside whose figures Orbax cannot read."""
+        for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(rest)
+        for figures in self.folder.glob("[0-9]*/metrics/metrics"):
+            try:
+                json.loads(figures.read_text())
+            except ValueError as error:
+                path = figures.parents[1]
+                self._move_aside(path, f"checkpoint {path} is damaged: {figures}: {error}")
+
+    def _move_aside(self, path: Path, problem: str) -> None:
+        folder = path.parent / DAMAGED
+        folder.mkdir(exist_ok=True)
+        names = itertools.chain([path.name], (f"{path.name}.{count}" for count in itertools.count(2)))
+        aside = next(folder / name for name in names if not (folder / name).exists())
+        path.rename(aside)
+        self._say(f"{problem}; moved to {aside}")
+
     def _check_space(self, items: dict) -> None:
         needed = sum(x.nbytes for x in jax.tree.leaves(items))
         free = shutil.disk_usage(self.folder).free
@@ -126,17 +257,63 @@ class Checkpoints:
             raise
 
 
-def load_params(folder: Path, like: dict) -> dict:
-    """The parameters of the newest checkpoint in `folder`, and nothing else of it.
+def load_params(folder: Path, like: dict, which: str = "") -> dict:
+    """The parameters of one checkpoint in `folder`, and nothing else of it.
 
     Args:
       like: arrays or `jax.ShapeDtypeStruct`s of the shapes and places that are wanted.
+      which: a step, `best` (by test accuracy), or nothing for the newest.
 
     Raises:
-      UserError: there is no checkpoint, or it is of another model.
+      UserError: there is no such checkpoint, it is damaged, or of another model.
     """
     if folder.is_dir():
-        with Checkpoints(folder, kept=None) as checkpoints:
-            if checkpoints.latest is not None:
-                return checkpoints.restore(checkpoints.latest, {"params": like})["params"]
+        with Checkpoints(folder, keep_last=None) as checkpoints:
+            steps = {"": checkpoints.latest, "best": checkpoints.best}
+            steps |= {str(step): step for step in checkpoints.steps}
+            if (step := steps.get(which)) is not None:
+                return checkpoints.restore(step, {"params": like})["params"]
+            if checkpoints.steps:
+                there = ", ".join(map(str, checkpoints.steps))
+                raise UserError(f"no checkpoint {which!r} in {folder}; there are: {there}")
     raise UserError(f"no checkpoint in {folder}")
+
+
+def _accuracy(figures: dict[str, float]) -> float:
+    return figures.get("accuracy", 0.0)
+
+
+def _checksums(items: dict) -> dict[str, int]:
+    """For each item the sum of its arrays' bits modulo 2^32: exact in any order, on any devices.
+
+    An array at a time: one program for all of ViT-S/16's took ten times as long on the CPU.
+    """
+    sums = {name: [_sum_of_bits(x) for x in jax.tree.leaves(item)] for name, item in items.items()}
+    return {name: sum(map(int, values)) % 2**32 for name, values in jax.device_get(sums).items()}
+
+
+@jax.jit
+def _sum_of_bits(array: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+    return bits.astype(jnp.uint32).sum(dtype=jnp.uint32)
+
+
+def _arrays(tree: dict) -> dict[str, str]:
+    """Path -> type and shape of every array, in items or in what Orbax says of them."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{np.dtype(x.dtype)}{list(x.shape)}"
+        for path, x in jax.tree.leaves_with_path(tree)
+    }
+
+
+def _fingerprint(item: dict) -> int:
+    return zlib.crc32(repr(sorted(_arrays(item).items())).encode())
+
+
+def _check_same(path: Path, wanted: dict[str, str], found: dict[str, str]) -> None:
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise UserError(
+                f"checkpoint {path} does not fit this model: {name} is {found.get(name, 'missing')} "
+                f"and should be {wanted.get(name, 'missing')}"
+            )

@@ -1,6 +1,7 @@
 """Accuracy and loss over a whole split."""
 
 import contextlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +32,19 @@ class Evaluator:
         self._forward = make_forward(program.graphdef, program.mesh, shardings)
         self._skipped = SkipLog(source, config.data.max_unreadable, say)
 
-    def __call__(self, params: dict) -> dict[str, float]:
-        """Mean `loss` and `accuracy` over the readable images, and how many `images` these were."""
+    def __call__(self, params: dict, go_on: Callable[[], bool]) -> dict[str, float] | None:
+        """Mean `loss` and `accuracy` over the readable images, and how many `images` these were.
+
+        Args:
+          go_on: asked before each batch; None is returned when it says no.
+        """
         total = None
         rows = local_rows(self._mesh, self._batch_size)
         arguments = self._arguments | dict(batch_size=self._batch_size, rows=rows)
         with contextlib.closing(evaluation_batches(self._source, **arguments)) as batches:
             for batch in batches:
+                if not go_on():
+                    return None
                 sums = self._step(params, to_devices(self._skipped.check(batch), self._mesh))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         total = {name: float(value) for name, value in jax.device_get(total).items()}

@@ -19,11 +19,12 @@ from vit_jax.config import profiled_steps
 from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources import Source, open_source
+from vit_jax.data.sources import Source, fingerprint, open_source
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_multiply_adds
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
+from vit_jax.parallel.peers import Peers
 from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
@@ -35,15 +36,19 @@ from vit_jax.training.report import write_report
 from vit_jax.training.step import Metrics, State
 from vit_jax.training.stop import StopSignal
 from vit_jax.training.trainlog import TrainLog
-from vit_jax.training.workdir import CHECKPOINTS, METRICS, claim, make_manifest
+from vit_jax.training.watchdog import Watchdog
+from vit_jax.training.workdir import CHECKPOINTS, METRICS, check_shared, claim, make_manifest
 
 
-def train(config: ConfigDict, workdir: Path, started: float | None = None) -> dict[str, float]:
+def train(
+    config: ConfigDict, workdir: Path, peers: Peers | None = None, started: float | None = None
+) -> dict[str, float]:
     """Trains to the end, or until SIGTERM or SIGINT, and writes all of it into `workdir`.
 
     Args:
       config: checked by `vit_jax.config.check`.
       workdir: new, empty, or of an earlier start with the same config, which is continued.
+      peers: the run's processes, where there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
 
     Returns:
@@ -53,13 +58,16 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
       UserError: the config does not fit the data, the devices or the workdir; the loss is no
         longer finite; the disk is full; too many images are unreadable.
     """
-    started = started or time.time()
+    started, peers = started or time.time(), peers or Peers()
     share_interpreter()
     if jax.default_backend() == "cpu":
         keep_freed_memory()
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
     train_source, test_source = open_sources(config)
+    if peers.count > 1:
+        peers.agree("the training data", fingerprint(train_source))
+        peers.agree("the test data", fingerprint(test_source))
     num_classes = class_count(config, train_source)
     steps = step_count(config, len(train_source))
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
@@ -70,6 +78,7 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
     )
     if leader:
         claim(workdir, config, manifest)
+    check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
     console.say(describe(config, manifest, program))
     for split, source in (("training", train_source), ("test", test_source)):
@@ -80,14 +89,17 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
 
     with contextlib.ExitStack() as resources:
         stop = resources.enter_context(StopSignal())
-        checkpoints = resources.enter_context(Checkpoints(workdir / CHECKPOINTS, config.checkpoints_kept))
-        first_step = checkpoints.latest or 0
-        if first_step:
-            state, metrics = from_items(
-                checkpoints.restore(first_step, as_items(program.state, program.metrics))
-            )
+        stacks = workdir / f"stacks-{jax.process_index()}.txt"
+        watchdog = resources.enter_context(Watchdog(config.hang_seconds, stacks, warn))
+        kept = config.checkpoint
+        checkpoints = resources.enter_context(
+            Checkpoints(workdir / CHECKPOINTS, kept.keep_last, kept.keep_every, kept.keep_best, console.say)
+        )
+        if restored := checkpoints.restore_newest(as_items(program.state, program.metrics)):
+            first_step, (state, metrics) = restored[0], from_items(restored[1])
             console.say(f"continuing from {checkpoints.folder / str(first_step)}")
         else:
+            first_step = 0
             state, metrics = program.initial_state(config.seed), program.initial_metrics()
         zero_metrics = program.initial_metrics()
         ledger = Ledger(started, read_rows(workdir / METRICS), first_step)
@@ -110,7 +122,28 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
             contextlib.closing(open_feed(config, train_source, first_step, warn, mesh))
         )
         batch = feed.take() if first_step < steps else None
-        figures = evaluate(state["params"]) if first_step >= steps else {}
+
+        def evaluation(step: int) -> dict[str, float] | None:
+            """Figures of the newest parameters, written; None when a signal came before they were."""
+
+            def go_on():
+                watchdog.done("a batch of the evaluation")
+                return not stop.received
+
+            ledger.enter("evaluate")
+            if figures := evaluate(state["params"], go_on):
+                console.say(f"step {step} | {in_words(figures)}")
+                if writer:
+                    writer.write(step, {f"test/{name}": value for name, value in figures.items()})
+            return figures
+
+        figures = checkpoints.figures.get(first_step)
+        if (
+            figures is None
+            and first_step
+            and (first_step >= steps or first_step % config.evaluate_every == 0)
+        ):
+            figures = evaluation(first_step)  # A signal had cut it off.
 
         for step in range(first_step + 1, steps + 1):
             trace.before(step)
@@ -132,27 +165,26 @@ def train(config: ConfigDict, workdir: Path, started: float | None = None) -> di
                 metrics = {**zero_metrics, "skipped": metrics["skipped"]}
 
             evaluating = last or step % config.evaluate_every == 0
-            saving = last or stopping or step % config.checkpoint_every == 0
-            if evaluating or saving:
+            due = last or stopping or step % config.checkpoint.every == 0
+            if evaluating or due:
                 log.flush()
                 log.check(step, metrics)
-            if evaluating:
-                ledger.enter("evaluate")
-                figures = evaluate(state["params"])
-                console.say(f"step {step} | {in_words(figures)}")
-                if writer:
-                    writer.write(step, {f"test/{name}": value for name, value in figures.items()})
-            if saving:
+            figures = evaluation(step) if evaluating else None
+            stopping = stopping or (evaluating and figures is None)
+            if due or stopping:
                 ledger.enter("save")
-                checkpoints.save(step, as_items(state, metrics))
+                checkpoints.save(step, as_items(state, metrics), figures)
             ledger.enter("train")
-            if stopping and not last:
+            watchdog.done(f"step {step}")
+            if stopping and not (last and figures):
                 checkpoints.wait()
                 console.say(
                     f"stopped; saved {checkpoints.folder / str(step)}; the same command goes on from there"
                 )
                 return {}
 
+        if figures is None:
+            return {}  # Stopped again in the evaluation that a signal had cut off.
         ledger.enter("save")
         samples = evaluate.samples(state["params"])
         if leader:

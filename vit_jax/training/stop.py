@@ -7,12 +7,17 @@ from jax.experimental import multihost_utils
 
 
 class StopSignal:
-    """While it is entered, SIGTERM and the first SIGINT are noted instead of obeyed."""
+    """While it is entered, SIGTERM and the first SIGINT are noted instead of obeyed.
+
+    Of several processes JAX's preemption service has SIGTERM: it tells all of them, and names a step
+    that none has begun yet. It is what Orbax's preemption policy asks too.
+    """
 
     def __enter__(self):
+        self._several = jax.process_count() > 1
         self._received = False
         self._previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        if jax.process_count() == 1:  # Else JAX's own notifier has SIGTERM, and tells all processes.
+        if not self._several:
             signal.signal(signal.SIGTERM, self._note)
         signal.signal(signal.SIGINT, self._note)
         return self
@@ -21,13 +26,18 @@ class StopSignal:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    @property
+    def received(self) -> bool:
+        """Whether to stop at once; of several processes none may do so by itself."""
+        return self._received and not self._several
+
     def reached(self, step: int) -> bool:
-        """Whether all processes are to stop after this step."""
-        if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._received
+        """Whether all processes are to stop after this step; all ask at every step."""
+        return multihost_utils.reached_preemption_sync_point(step) if self._several else self._received
 
     def _note(self, number, frame):
         if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = True
+        if self._several:
+            signal.raise_signal(signal.SIGTERM)

@@ -11,6 +11,8 @@ import importlib.metadata
 import json
 import operator
 import platform
+import secrets
+import time
 from pathlib import Path
 
 import jax
@@ -21,10 +23,12 @@ from vit_jax import config as configs
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, complete, skeleton
 from vit_jax.models import model_factory
+from vit_jax.parallel.peers import Peers
 from vit_jax.training.checkpoint import load_params
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 METRICS = "metrics.jsonl"
+SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
 
 
 def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:
@@ -42,7 +46,9 @@ def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:
                     "give another --workdir, or the config it was started with"
                 )
             return
-        if workdir.exists() and any(workdir.iterdir()):
+        # What an earlier start left that was killed while it made the workdir.
+        begun = {MANIFEST, CONFIG + ".tmp"}
+        if workdir.exists() and any(path.name not in begun for path in workdir.iterdir()):
             raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
@@ -52,6 +58,26 @@ def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:
         temporary.replace(saved)
     except OSError as error:
         raise UserError(f"cannot write to the workdir {workdir}: {error.strerror}") from error
+
+
+def check_shared(workdir: Path, peers: Peers) -> None:
+    """Raises UserError on a process whose `workdir` is not the leader's."""
+    if peers.count == 1:
+        return
+    file = workdir / ".shared"
+    if peers.index == 0:
+        file.write_text(secrets.token_hex(8))
+    token = peers.share("the workdir", file.read_text() if peers.index == 0 else None)
+    until = time.monotonic() + SEEN_SECONDS
+    while not (file.exists() and file.read_text() == token):
+        if time.monotonic() > until:
+            raise UserError(
+                f"the workdir {workdir} is not that of {peers.name(0)}: give a folder that all hosts share"
+            )
+        time.sleep(0.1)
+    peers.barrier("the workdir is shared")
+    if peers.index == 0:
+        file.unlink()
 
 
 def make_manifest(steps: int, class_names: tuple[str, ...], num_classes: int, images: dict[str, int]) -> dict:
@@ -75,11 +101,14 @@ def model_arguments(config: ConfigDict) -> dict:
     return chosen | {"image_size": config.data.image_size}
 
 
-def open_workdir(workdir: Path) -> Checkpoint:
-    """The newest checkpoint of a run; the workdir is all it needs.
+def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
+    """A checkpoint of a run, the newest by default; the workdir is all it needs.
+
+    Args:
+      which: a step, or `best` (by test accuracy).
 
     Raises:
-      UserError: there is no run or no checkpoint.
+      UserError: there is no run or no such checkpoint, or it is damaged.
     """
     try:
         config = configs.from_json((workdir / CONFIG).read_text())
@@ -94,9 +123,9 @@ def open_workdir(workdir: Path) -> Checkpoint:
         tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
         for path, shape in shapes.items()
     }
-    params = load_params(workdir / CHECKPOINTS, nnx.traversals.unflatten_mapping(like))
+    params = load_params(workdir / CHECKPOINTS, nnx.traversals.unflatten_mapping(like), which)
 
     def read(path):
         return functools.reduce(operator.getitem, path.split("/"), params)
 
-    return Checkpoint(str(workdir), "a run", factory.func, values, shapes, read)
+    return Checkpoint(f"{workdir}{which and '@' + which}", "a run", factory.func, values, shapes, read)

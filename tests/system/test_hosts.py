@@ -1,0 +1,134 @@
+"""Runs over two processes in which something is wrong: one line, and nobody is left after 30 s."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tests.system.conftest import ROOT, SMALL, free_port
+
+LIMIT_SECONDS = 30
+
+
+def start_pair(run, *arguments, of_each=((), ()), **options):
+    address = f"--coordinator=localhost:{free_port()}"
+    return [
+        run.start(*arguments, *own, address, "--processes=2", f"--process={index}", **options)
+        for index, own in enumerate(of_each)
+    ]
+
+
+def finish(pair) -> list[tuple[int, str]]:
+    """Exit code and errors of each; no process of theirs is left, not even a zombie."""
+    try:
+        errors = [process.communicate(timeout=100)[1] for process in pair]
+        until = time.monotonic() + LIMIT_SECONDS
+        for process in pair:
+            while in_session(process.pid):
+                assert time.monotonic() < until, f"processes of {process.args} are left"
+                time.sleep(0.05)
+    finally:
+        for process in pair:
+            if in_session(process.pid):
+                os.killpg(process.pid, signal.SIGKILL)
+    return [
+        (process.returncode, "\n".join(re.findall("^(?:error: |Traceback).*", text, re.MULTILINE)))
+        for process, text in zip(pair, errors, strict=True)
+    ]
+
+
+def in_session(session: int) -> bool:
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_hosts_with_different_configs_are_named(run, tmp_path):
+    arguments = (*SMALL, f"--workdir={tmp_path / 'run'}")
+    pair = start_pair(run, *arguments, of_each=((), ("--config.optimizer.learning_rate=1.0",)))
+    leader, other = finish(pair)
+    assert leader[0] == other[0] == 2
+    assert re.fullmatch(
+        r"error: process 1 \(.*\): the config differs from process 0 \(.*\): "
+        r"optimizer\.learning_rate is 1\.0, there 0\.\d+",
+        leader[1],
+    )
+    assert other[1] == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_workdir_that_is_not_shared_is_named(run, tmp_path):
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    own = [(f"--workdir={tmp_path / name}",) for name in "01"]
+    leader, other = finish(start_pair(run, *SMALL, of_each=own))
+    assert leader[0] == other[0] == 2
+    assert re.fullmatch(
+        rf"error: process 1 \(.*\): the workdir {tmp_path}/1 is not that of process 0 \(.*\): "
+        "give a folder that all hosts share",
+        leader[1],
+    )
+    assert other[1] == ""
+
+
+def test_data_that_only_the_leader_has_are_named(run, tmp_path):
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    for split in ("train", "test"):
+        folder = tmp_path / "0" / "data" / split / "cat"
+        folder.mkdir(parents=True)
+        for index in range(32):
+            Image.fromarray(pixels).save(folder / f"{index}.png")
+    (tmp_path / "1").mkdir()
+    address, (config, *rest) = f"--coordinator=localhost:{free_port()}", SMALL
+    pair = [
+        run.start(
+            config.replace("configs", f"{ROOT}/configs"),
+            *rest,
+            "--config.data.source=folder",
+            "--config.data.path=data",  # The same path in another folder, as on another host.
+            f"--workdir={tmp_path / 'run'}",
+            address,
+            "--processes=2",
+            f"--process={index}",
+            cwd=tmp_path / str(index),
+        )
+        for index in range(2)
+    ]
+    leader, other = finish(pair)
+    assert leader[0] == other[0] == 2
+    assert re.fullmatch(r"error: process 1 \(.*\): no folder data/train .*", leader[1])
+    assert other[1] == ""
+
+
+def kill(pair, victim: int, when: Path) -> str:
+    """Kills one process when a file is there; returns the line of the other."""
+    while not when.exists():
+        assert all(process.poll() is None for process in pair)
+        time.sleep(0.01)
+    pair[victim].kill()
+    outcome = finish(pair)
+    assert outcome[victim][0] == -signal.SIGKILL
+    assert outcome[1 - victim][0] == 1
+    return outcome[1 - victim][1]
+
+
+def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
+    arguments = (*SMALL, "--config.evaluate_every=40", f"--workdir={tmp_path / 'run'}")
+    pair = start_pair(run, *arguments, "--config.data.workers=1")
+    line = kill(pair, 1, when=tmp_path / "run" / "checkpoints" / "10")
+    assert re.fullmatch(r"error: process 1 \(.*\) died; the same command goes on .*", line)
+    alone = run(*arguments)
+    assert alone.returncode == 0, alone.stderr
+    assert "continuing from" in alone.stdout
+
+
+def test_killed_leader_is_named(run, tmp_path):
+    pair = start_pair(run, *SMALL, f"--workdir={tmp_path / 'run'}")
+    line = kill(pair, 0, when=tmp_path / "run" / "config.json")
+    assert re.fullmatch(r"error: process 0 \(.*\) died; the same command goes on .*", line)

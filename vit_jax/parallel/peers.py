@@ -1,0 +1,475 @@
+"""The processes of a run and their leader, process 0: who is there, who failed, who died.
+
+Every process keeps one TCP connection to the leader and says something over it each second: JSON
+objects, one a line. A closed connection is a process that died; silence is a host that did. There
+is no JAX here, so all this works before JAX starts and while its collectives hang.
+"""
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import select
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from vit_jax.errors import UserError, mistake
+
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 20.0  # After which a process counts as dead; all are gone within 30.
+GRACE_SECONDS = 2.0  # From the first bad news to the verdict: a cause may come after its effects.
+BARRIER_SECONDS = 600.0
+END_SECONDS = 3600.0  # For the last process to write its checkpoint and the report.
+LONGEST = 64 * 2**20  # Bytes of a message.
+AGAIN = "the same command goes on from the newest checkpoint"
+
+
+class Peers:
+    """The processes of this run. Made by itself, it is a run of one, and every method is free.
+
+    As a context it ends with a barrier. An error that leaves it ends all processes: the leader prints
+    one line that says whose it was, and the exit code is 2 for a user's mistake, else 1.
+
+    Attributes:
+      index: of this process; 0 is the leader. count: how many there are. hosts: their hosts' names.
+    """
+
+    def __init__(self, index: int = 0, count: int = 1):
+        self.index, self.count = index, count
+        self.hosts: list[str | None] = [None] * count
+        self.hosts[index] = socket.gethostname()
+
+    def share(self, name: str, value: Any = None, seconds: float = BARRIER_SECONDS) -> Any:
+        """Waits until all processes are here, and gives the leader's `value` (JSON) to each.
+
+        Raises:
+          UserError: some did not come within `seconds` after the first; it names them.
+        """
+        if self.count == 1:
+            return value
+        answer = self._meet(name, value, seconds)
+        if missing := answer.get("missing"):
+            raise UserError(f"{missing} did not come to the barrier {name!r} within {seconds:g} s; {AGAIN}")
+        return answer["value"]
+
+    def barrier(self, name: str, seconds: float = BARRIER_SECONDS) -> None:
+        """Waits until all processes are here; raises UserError as `share` does."""
+        self.share(name, None, seconds)
+
+    def agree(self, what: str, values: dict[str, Any]) -> None:
+        """Returns when all processes have the same `values` (JSON) of `what`.
+
+        Raises:
+          UserError: on a process where they are not the leader's; it names those that differ.
+        """
+        if self.count == 1:
+            return
+        mine = json.loads(json.dumps(values))
+        leaders = self.share(f"{what} of the leader", mine)
+        keys = [key for key in sorted(mine.keys() | leaders.keys()) if mine.get(key) != leaders.get(key)]
+        if keys:
+            details = [f"{key} is {mine.get(key)}, there {leaders.get(key)}" for key in keys[:8]]
+            details += [f"{len(keys) - 8} more"] if len(keys) > 8 else []
+            raise UserError(f"{what} differs from {self.name(0)}: {'; '.join(details)}")
+        self.barrier(f"{what} of all")
+
+    def name(self, index: int) -> str:
+        """A process for a person: its number, and its host where that is known."""
+        return f"process {index}" + (f" ({self.hosts[index]})" if self.hosts[index] else "")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _):
+        if self.count == 1:
+            return
+        if error is None:
+            self.barrier("end", END_SECONDS)
+        elif (message := mistake(error)) is not None:
+            self._fail({"mistake": message})
+        else:
+            message = " ".join(traceback.format_exception_only(error)[-1].split())
+            self._fail({"fault": message, "traceback": "".join(traceback.format_exception(error))})
+
+    def _meet(self, name: str, value: Any, seconds: float) -> dict:
+        """The leader's answer to a barrier: `value`, or the `missing`."""
+        raise NotImplementedError
+
+    def _fail(self, news: dict) -> None:
+        """Reports the end of this process and stays until the verdict."""
+        raise NotImplementedError
+
+
+class Connected(Peers):
+    """What a leader and a follower share: the main thread speaks, a thread of its own listens."""
+
+    def __init__(self, index: int, count: int, silence: float):
+        super().__init__(index, count)
+        self._silence = silence
+        self._changed = threading.Condition(threading.RLock())
+        self._answers: dict[str, dict] = {}
+        self._traceback = ""
+        self._ended = False
+        # Python's tracker of what workers share would count it all after the error's line.
+        sys.warnoptions.append("ignore:resource_tracker")
+
+    def _meet(self, name, value, seconds):
+        with self._changed:
+            self._tell({"at": name, "value": value if self.index == 0 else None, "seconds": seconds})
+            self._changed.wait_for(lambda: name in self._answers)
+            return self._answers.pop(name)
+
+    def _fail(self, news):
+        self._traceback = news.pop("traceback", "")
+        self._tell(news)
+        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict ends this process before.
+        print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
+        leave(1)
+
+    def _answered(self, answer: dict):
+        with self._changed:
+            self._answers[answer["at"]] = answer
+            self._ended = self._ended or answer["at"] == "end"
+            self._changed.notify_all()
+
+    def _listen(self):
+        """Starts the thread."""
+
+        def watch():
+            try:
+                self._watch()
+            except BaseException:
+                traceback.print_exc()
+                leave(1)
+
+        threading.Thread(target=watch, name="peers", daemon=True).start()
+
+    def _tell(self, message: dict) -> None:
+        """Brings a message of this process to the leader."""
+        raise NotImplementedError
+
+    def _watch(self) -> None:
+        """What the thread does until the run ends."""
+        raise NotImplementedError
+
+
+class Leader(Connected):
+    """Process 0, which hears all the others and gives the verdict when one fails."""
+
+    def __init__(self, count: int, listener: socket.socket, silence: float):
+        super().__init__(0, count, silence)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._listener = listener
+        self._followers: dict[int, Connection] = {}
+        self._refused: list[Connection] = []
+        self._arrivals: dict[str, Arrivals] = {}
+        # The bad news, by process.
+        self._mistakes: dict[int, str] = {}
+        self._deaths: dict[int, str] = {}
+        self._faults: dict[int, str] = {}
+        self._verdict_at = float("inf")
+        self._listen()
+
+    def close_door(self) -> None:
+        """Nobody can join any more."""
+        with self._changed:
+            if self._listener.fileno() >= 0:
+                self._selector.unregister(self._listener)
+                self._listener.close()
+
+    def _tell(self, message):
+        with self._changed:
+            self._hear(0, message)
+
+    def _watch(self):
+        beaten = 0.0
+        while not self._ended:
+            now = time.monotonic()  # Before the select: what came while this process stood still counts.
+            ready = self._selector.select(BEAT_SECONDS / 4)
+            with self._changed:
+                for key, _ in ready:
+                    self._accept() if key.fileobj is self._listener else self._read(key.fileobj)
+                for index, follower in self._followers.items():
+                    if now - follower.heard > self._silence:
+                        self._note(self._deaths, index, f"has not answered for {self._silence:g} s")
+                if now - beaten >= BEAT_SECONDS:
+                    beaten = now
+                    send({}, self._followers.values())
+                for name in [name for name, arrivals in self._arrivals.items() if now > arrivals.deadline]:
+                    missing = [self.name(i) for i in range(self.count) if i not in self._arrivals[name].here]
+                    self._answer(name, missing=", ".join(missing[:8]))
+                if now > self._verdict_at:
+                    self._end()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            self._selector.register(Connection(self._listener.accept()[0]), selectors.EVENT_READ)
+
+    def _read(self, connection):
+        try:
+            for message in connection.receive():
+                if connection.process is None:
+                    connection.process = message["process"]
+                    self._greet(connection, message["process"], message["processes"], message["host"])
+                elif self._followers.get(connection.process) is connection:
+                    self._hear(connection.process, message)
+        except (OSError, ValueError, LookupError, TypeError):  # It ended, or was nobody of ours.
+            self._selector.unregister(connection)
+            connection.close()
+            if self._followers.get(connection.process) is connection and not self._ended:
+                self._note(self._deaths, connection.process, "died")
+
+    def _greet(self, connection, index: int, count: int, host: str):
+        if count != self.count:
+            wrong = (
+                f"process {index} ({host}) was started with --processes={count} and {self.name(0)} with "
+                f"--processes={self.count}; give all the same"
+            )
+        elif index == 0 or index in self._followers:
+            wrong = f"{self.name(index)} was started a second time, on {host}; give each its own --process"
+        else:
+            self.hosts[index], self._followers[index] = host, connection
+            return
+        self._refused.append(connection)
+        self._note(self._mistakes, 0, wrong)
+
+    def _hear(self, index, message):
+        if name := message.get("at"):
+            arrivals = self._arrivals.setdefault(name, Arrivals(time.monotonic() + message["seconds"]))
+            arrivals.here.add(index)
+            if index == 0:
+                arrivals.value = message["value"]
+            if len(arrivals.here) == self.count:
+                self._answer(name, value=arrivals.value)
+        elif "mistake" in message:
+            self._note(self._mistakes, index, message["mistake"])
+        elif "fault" in message:
+            self._note(self._faults, index, message["fault"])
+
+    def _answer(self, name, **answer):
+        here = self._arrivals.pop(name).here
+        send({"at": name, **answer}, [self._followers[index] for index in here if index])
+        self._answered({"at": name, **answer})
+
+    def _note(self, news: dict[int, str], index: int, what: str):
+        news.setdefault(index, what)
+        grace = 0 if 0 in self._mistakes else GRACE_SECONDS
+        self._verdict_at = min(self._verdict_at, time.monotonic() + grace)
+
+    def _end(self):
+        """Says who was the cause, sends all away and leaves. Mistakes explain deaths, and deaths faults."""
+        news = self._mistakes or self._deaths or self._faults
+        culprit, code = min(news), 2 if self._mistakes else 1
+        if self._mistakes and culprit == 0:
+            line = news[0]
+        elif news is self._deaths:
+            line = ", ".join(f"{self.name(i)} {how}" for i, how in sorted(news.items())[:8]) + f"; {AGAIN}"
+        else:
+            line = f"{self.name(culprit)}: {news[culprit]}"
+        self.close_door()
+        send({"leave": code, "culprit": culprit}, [*self._followers.values(), *self._refused])
+        print(f"{self._traceback if culprit == 0 else ''}error: {line}", file=sys.stderr, flush=True)
+        # What has not been read by the others is lost when this process ends: until they have hung up.
+        until = time.monotonic() + GRACE_SECONDS
+        while self._selector.get_map() and time.monotonic() < until:
+            for key, _ in self._selector.select(BEAT_SECONDS / 4):
+                self._read(key.fileobj)
+        leave(code)
+
+
+class Follower(Connected):
+    """Any other process. When the leader is lost, it ends this one."""
+
+    def __init__(self, index: int, count: int, connection: "Connection", silence: float):
+        super().__init__(index, count, silence)
+        self._leader = connection
+        self._started = False
+        self._tell({"process": index, "processes": count, "host": self.hosts[index]})
+        self._listen()
+
+    def _tell(self, message):
+        with self._changed:
+            send(message, [self._leader])  # That it ended is seen by the thread.
+
+    def _watch(self):
+        spoken = 0.0
+        while not self._ended:
+            now = time.monotonic()
+            ready, _, _ = select.select([self._leader], [], [], BEAT_SECONDS / 4)
+            try:
+                for message in self._leader.receive() if ready else ():
+                    self._hear(message)
+            except (OSError, ValueError):
+                return self._orphaned("died")
+            if now - self._leader.heard > self._silence:
+                return self._orphaned(f"has not answered for {self._silence:g} s")
+            if now - spoken >= BEAT_SECONDS:
+                spoken = now
+                self._tell({})
+
+    def _hear(self, message):
+        if "at" in message:
+            self._started = True
+            self._answered(message)
+        elif "leave" in message:
+            if message["culprit"] == self.index:
+                print(self._traceback, end="", file=sys.stderr, flush=True)
+            leave(message["leave"])
+
+    def _orphaned(self, how: str):
+        """One process of the leader's host speaks, and one of the others: a host dies with all it has."""
+        if self._ended:
+            return
+        if not self._started:
+            self._answered({"at": "start", "lost": how})
+            return
+        elsewhere = next((i for i, host in enumerate(self.hosts) if host != self.hosts[0]), None)
+        if self.index in (1, elsewhere):
+            print(f"error: {self.name(0)} {how}; {AGAIN}", file=sys.stderr, flush=True)
+        leave(1)
+
+
+@dataclasses.dataclass
+class Arrivals:
+    """Who is at a barrier, until when the others may come, and what the leader brought."""
+
+    deadline: float
+    here: set[int] = dataclasses.field(default_factory=set)
+    value: Any = None
+
+
+class Connection:
+    """JSON objects over a socket, one a line.
+
+    Attributes:
+      heard: `time.monotonic()` when something last came. process: who is at the other end, if known.
+    """
+
+    def __init__(self, stream: socket.socket):
+        stream.settimeout(BEAT_SECONDS)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stream, self._rest = stream, b""
+        self.heard = time.monotonic()
+        self.process: int | None = None
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def receive(self) -> list[dict]:
+        """The messages that have come; to be called when there is something.
+
+        Raises:
+          ConnectionError: the other end hung up. ValueError: what came is not JSON.
+        """
+        data = self._stream.recv(2**16)
+        if not data:
+            raise ConnectionError("closed")
+        self.heard = time.monotonic()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST:
+            raise ValueError("a message without an end")
+        return [json.loads(line) for line in lines]
+
+    def send(self, line: bytes) -> None:
+        self._stream.sendall(line)
+
+
+def send(message: dict, connections) -> None:
+    """Sends to all that can still be reached."""
+    line = json.dumps(message).encode() + b"\n"
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.send(line)
+
+
+def leave(code: int) -> None:
+    """Ends this process at once, from any thread, with the processes that decode for it."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def join(
+    address: str, count: int, index: int, connect_seconds: float, silence_seconds: float = SILENCE_SECONDS
+):
+    """The context of a run's `Peers`, entered when all processes are there.
+
+    Args:
+      address: `host:port` of the leader.
+      silence_seconds: after which a process counts as dead.
+
+    Raises:
+      UserError: the numbers or the address are wrong, the leader's port is in use, or the leader cannot
+        be reached within `connect_seconds`.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
+        raise UserError(f"--coordinator={address} must be HOST:PORT of process 0, or auto")
+    if not 0 <= index < count:
+        raise UserError(f"--process={index} must be from 0 to {count - 1}, below --processes={count}")
+    if count == 1:
+        yield Peers()
+        return
+    if index == 0:
+        peers = Leader(count, _listen(int(port)), silence_seconds)
+    else:
+        peers = Follower(
+            index, count, Connection(_connect(host, int(port), connect_seconds)), silence_seconds
+        )
+    with peers:
+        answer = peers._meet("start", None, connect_seconds)
+        if missing := answer.get("missing"):
+            raise UserError(
+                f"{missing} did not come to {address} within {connect_seconds:g} s (--connect_seconds); "
+                "start the same command on every host"
+            )
+        if how := answer.get("lost"):
+            # There is no leader to say it.
+            print(f"error: the coordinator at {address} {how} before the start", file=sys.stderr)
+            leave(2)
+        if index == 0:
+            peers.close_door()
+        peers.hosts = peers.share("hosts", peers.hosts)
+        yield peers
+
+
+def _listen(port: int) -> socket.socket:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+    except OSError as error:
+        raise UserError(
+            f"process 0 cannot listen on port {port}: {os.strerror(error.errno)}; "
+            "end what uses it, or give another port in --coordinator=HOST:PORT"
+        ) from error
+
+
+def _connect(host: str, port: int, seconds: float) -> socket.socket:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            stream = socket.create_connection((host, port), timeout=min(seconds, 5))
+            if stream.getsockname() != stream.getpeername():  # A free local port can connect to itself.
+                return stream
+            stream.close()
+            reason = "nobody listens"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() > until:
+            raise UserError(
+                f"no coordinator at {host}:{port} after {seconds:g} s (--connect_seconds): {reason}; "
+                f"process 0 must run there, and {socket.gethostname()} must be able to reach it"
+            )
+        time.sleep(0.2)
