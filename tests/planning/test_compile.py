@@ -82,7 +82,7 @@ def test_fsdp_divides_the_state_and_gathers_it():
 
 @needs_compiler
 def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
-    config = small(**{"batch_size": 2**19, "model.scan": True})
+    config = small(**{"batch_size": 2**19, "model.depth": 1})
     failed = plan(config)
     assert not failed.fits and failed.memory.total > WHERE.chip.memory_bytes
     assert "does not fit" in table(failed)

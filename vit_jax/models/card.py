@@ -107,6 +107,16 @@ def _convolution(inputs: tuple, kernel: tuple, outputs: tuple, params: dict) -> 
 def count_taps(
     inputs: int, kernel: int, outputs: int, stride: int, padding: int, dilation: int, kernel_dilation: int
 ) -> int:
-    """Pairs of an output and a kernel element, along one axis, that meet an input and not padding."""
-    place = np.arange(outputs)[:, None] * stride + np.arange(kernel) * kernel_dilation - padding
-    return int(((place >= 0) & (place <= (inputs - 1) * dilation) & (place % dilation == 0)).sum())
+    """Pairs of an output and a kernel element, along one axis, that meet an input and not padding.
+
+    Output o and element k meet place p = o stride + k kernel_dilation - padding, which is an input if
+    `dilation` divides it: for each k, every `period`-th o between the first and the last within the input.
+    """
+    start = np.arange(kernel) * kernel_dilation - padding
+    common = math.gcd(stride, dilation)
+    period = dilation // common
+    phase = -start // common * pow(stride // common, -1, period) % period
+    first = np.maximum(-(start // stride), 0)
+    last = np.minimum(((inputs - 1) * dilation - start) // stride, outputs - 1)
+    meetings = np.maximum((last - phase) // period - (first - 1 - phase) // period, 0)
+    return int(meetings[start % common == 0].sum())
