@@ -40,20 +40,21 @@ def main(arguments: list[str]) -> None:
     from vit_jax.planning.compile import find_slice
     from vit_jax.planning.estimate import estimate, make_job, table
 
-    config, job = CONFIG.value, make_job(CONFIG.value, IMAGES.value)
-    prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)
     names = [chip.name for chip in CHIPS] + ["cpu"]
     if CHIP.value not in names:
         raise UserError(f"unknown chip {CHIP.value!r} (--chip); there are: {', '.join(names)}")
-    if CHIP.value == "cpu" or not next(chip for chip in CHIPS if chip.name == CHIP.value).topologies:
-        where = roofline.find_machine(CHIP.value, DEVICES.value)
+    is_tpu = any(chip.name == CHIP.value and chip.topologies for chip in CHIPS)
+    find = find_slice if is_tpu else roofline.find_machine
+    where = find(CHIP.value, TOPOLOGY.value if is_tpu else DEVICES.value)
+    prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)
+    config, job = CONFIG.value, make_job(CONFIG.value, IMAGES.value)
+    if not is_tpu:
         plans = [roofline.estimate_best(config, job, where, prices)]
         print(table(plans[0]))
     elif SWEEP.value:
-        plans = advice.sweep(config, job, find_slice(CHIP.value, TOPOLOGY.value), prices, _say)
+        plans = advice.sweep(config, job, where, prices, _say)
         print(advice.ranking(plans))
     else:
-        where = find_slice(CHIP.value, TOPOLOGY.value)
         _say(f"compiling for {where}")
         plans = [estimate(config, job, where, prices)]
         print(table(plans[0]))
