@@ -1,13 +1,17 @@
 """The training command, end to end."""
 
+import gzip
 import json
 import re
+import time
 
 import numpy as np
+import portpicker
 import pytest
 
 import vit_jax
 from tests.system.conftest import SMALL
+from vit_jax.training.goodput import KINDS
 
 
 def losses(workdir):
@@ -42,39 +46,80 @@ def test_model_loads_from_the_workdir_alone(finished):
     assert model(np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 10)
 
 
-def test_eight_devices_give_the_losses_of_one(run, tmp_path):
-    arguments = (*SMALL, "--config.log_every=1", "--config.steps=12")
-    eight = "--xla_force_host_platform_device_count=8"
-    assert run(*arguments, f"--workdir={tmp_path / 'one'}").returncode == 0
-    assert run(*arguments, f"--workdir={tmp_path / 'eight'}", XLA_FLAGS=eight).returncode == 0
-    assert "devices  8 x cpu" in (tmp_path / "eight" / "log.txt").read_text()
-    one = losses(tmp_path / "one")
-    assert len(one) == 12
-    np.testing.assert_allclose(losses(tmp_path / "eight"), one, rtol=1e-5)
+# Arrays large enough to be divided, and programs that compile fast.
+WIDE = (
+    *SMALL,
+    *("--config.model.dim=64", "--config.model.hidden=256", "--config.model.heads=2"),
+    *("--config.log_every=1", "--config.steps=8", "--config.evaluate_every=8"),
+)
+FAST = "--xla_backend_optimization_level=0"
 
 
-def test_two_processes_give_the_losses_of_one(run, tmp_path):
-    import portpicker
+@pytest.fixture(scope="module")
+def one_device(run, tmp_path_factory) -> list[float]:
+    """Losses of each step on one device."""
+    workdir = tmp_path_factory.mktemp("one") / "run"
+    result = run(*WIDE, f"--workdir={workdir}", XLA_FLAGS=FAST)
+    assert result.returncode == 0, result.stderr
+    assert len(losses(workdir)) == 8
+    return losses(workdir)
 
-    arguments = (*SMALL, "--config.log_every=1", "--config.steps=12")
-    assert run(*arguments, f"--workdir={tmp_path / 'one'}").returncode == 0
-    address = f"--coordinator=localhost:{portpicker.pick_unused_port()}"
-    pair = [
-        run.start(*arguments, f"--workdir={tmp_path / 'two'}", address, "--processes=2", f"--process={index}")
-        for index in range(2)
+
+@pytest.mark.parametrize("processes, data, fsdp, tensor", [(1, 2, 2, 2), (2, 1, 8, 1)])
+def test_eight_devices_give_the_losses_of_one(run, one_device, tmp_path, processes, data, fsdp, tensor):
+    mesh = [f"--config.mesh.{k}={v}" for k, v in dict(data=data, fsdp=fsdp, tensor=tensor).items()]
+    arguments = [*WIDE, *mesh, f"--workdir={tmp_path / 'run'}"]
+    if processes > 1:
+        port = portpicker.pick_unused_port()
+        arguments += [f"--coordinator=localhost:{port}", f"--processes={processes}"]
+    started = [
+        run.start(
+            *arguments,
+            *([f"--process={index}"] if processes > 1 else []),
+            XLA_FLAGS=f"{FAST} --xla_force_host_platform_device_count={8 // processes}",
+        )
+        for index in range(processes)
     ]
     try:
-        outputs = [process.communicate(timeout=200) for process in pair]
+        outputs = [process.communicate(timeout=200) for process in started]
     finally:
-        for process in pair:
+        for process in started:
             process.kill()
-    assert [process.returncode for process in pair] == [0, 0], outputs
-    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-5)
+    assert [process.returncode for process in started] == [0] * processes, outputs
+    assert "8 x cpu" in (tmp_path / "run" / "log.txt").read_text()
+    np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 
 
-def test_micro_batches_train(run, tmp_path):
-    result = run(*SMALL, "--config.micro_batches=4", "--config.steps=8", f"--workdir={tmp_path / 'run'}")
+def test_run_goes_on_with_another_mesh(run, one_device, tmp_path):
+    eight = {"XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count=8"}
+    first = (*WIDE, "--config.checkpoint.every=5", f"--workdir={tmp_path / 'run'}")
+    process = run.start(*first, "--config.mesh.fsdp=8", **eight)
+    while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "5").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    result = run(*first, XLA_FLAGS=FAST)
+    assert f"continuing from {tmp_path / 'run' / 'checkpoints' / '5'}" in result.stdout, result.stderr
+    np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
+
+
+def test_micro_batches_train_and_their_steps_are_traced(run, tmp_path):
+    arguments = (*SMALL, "--config.micro_batches=4", "--config.steps=8", "--config.profile=steps:3-4")
+    result = run(*arguments, f"--workdir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stderr
+    assert f"trace of steps 3 to 4: xprof {tmp_path / 'run' / 'profile'}" in result.stdout
+    (trace,) = (tmp_path / "run" / "profile").rglob("*.trace.json.gz")
+    assert "jit_train_step" in gzip.decompress(trace.read_bytes()).decode()
+
+
+def test_time_and_goodput_are_in_the_metrics(finished):
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    first, last = (row for row in (rows[0], rows[-2]))
+    seconds = {key: value for key, value in last.items() if key.startswith("time/")}
+    assert set(seconds) == {f"time/{kind}" for kind in KINDS}
+    assert last["goodput"] == pytest.approx(seconds["time/train"] / sum(seconds.values()), abs=1e-3)
+    assert first["time/start"] == last["time/start"] > 0 and first["time/train"] < last["time/train"]
+    assert re.search(r"goodput [\d.]+% of \d+ s; ", (finished / "log.txt").read_text())
 
 
 def test_training_imports_no_tensorflow(run, tmp_path):
