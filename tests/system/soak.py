@@ -40,7 +40,7 @@ class Soak:
 
     def __init__(self, folder: Path, kills: int, counts: tuple[int, ...], seed: int, say=print):
         self.folder, self.kills, self.counts, self.say = folder, kills, counts, say
-        self.steps = (20 * kills + 20) // 10 * 10
+        self.steps = (15 * kills + 20) // 10 * 10
         self.random = random.Random(seed)
         self.workdir = folder / "run"
         self.starts: list[list[Path]] = []  # The records of each start's processes.
@@ -146,10 +146,11 @@ class Soak:
         if kind == "starting":
             self._wait(processes, self.random.uniform(0, startup), lambda: False)
         else:
-            self._wait(processes, 300, lambda: all(len(whole_lines(r)) > 1 for r in self.starts[-1]))
+            self._wait_for_steps(processes, 2)  # The first is noted before it is compiled.
             startup = time.monotonic() - began
             if kind == "training":
-                self._wait(processes, self.random.uniform(0, 2), lambda: False)
+                self._wait_for_steps(processes, 2 + self.random.randint(0, 4 * SAVE_EVERY))
+                self._wait(processes, self.random.uniform(0, 0.1), lambda: False)
             else:
                 writing = lambda: any(self.workdir.glob("checkpoints/*.orbax-checkpoint-tmp*"))  # noqa: E731
                 self._wait(processes, 20, writing)
@@ -173,6 +174,9 @@ class Soak:
             }
         )
         return startup
+
+    def _wait_for_steps(self, processes: list[subprocess.Popen], steps: int) -> None:
+        self._wait(processes, 300, lambda: all(len(whole_lines(r)) >= steps for r in self.starts[-1]))
 
     def _wait(self, processes: list[subprocess.Popen], seconds: float, reached) -> None:
         until = time.monotonic() + seconds
