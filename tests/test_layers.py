@@ -18,7 +18,7 @@ ALLOWED = {
     "training": {"models", "data", "parallel", "config", "interop"},
     "load": {"interop", "training"},
     "command": {"config"},
-    "benchmarks": {"models", "data", "parallel", "interop", "training", "load"},
+    "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "load"},
 }
 PARTS = sorted(
     {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}
