@@ -14,6 +14,7 @@ from vit_jax.training.loop import train
 from vit_jax.training.workdir import model_arguments
 
 FOLDER = Path(__file__).parents[1] / "configs"
+PARTS = ("model", "data", "augment", "loss", "optimizer", "checkpoint")
 FILES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
@@ -223,6 +224,22 @@ def test_augregs_levels_are_those_that_the_data_knows():
     assert set(configs.AUGREG_LEVELS) == set(LEVELS)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (dict(keep_every=1500), "checkpoint.keep_every is 1500 and must be a multiple of .* = 1000"),
+        (dict(keep_best=1, every=300), "evaluate_every is 1000 and must be a multiple of .* = 300"),
+        (dict(keep_last=0), "checkpoint.keep_last is 0 and must be at least 1"),
+    ],
+)
+def test_retention_that_no_checkpoint_meets_is_refused(values, words):
+    config = configs.base_config()
+    config.steps = 1
+    config.checkpoint.update(values)
+    with pytest.raises(UserError, match=words):
+        configs.check(config)
+
+
 def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     config = load("quickstart", "smoke").unlock()
     config.data.unheeded = 1
@@ -240,7 +257,7 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(ConfigDict, "__getitem__", noting)
     train(config, tmp_path / "run")
     monkeypatch.undo()
-    parts = {"": config} | {name: config[name] for name in ("model", "data", "augment", "loss", "optimizer")}
+    parts = {"": config} | {name: config[name] for name in PARTS}
     unread = {
         (name, key)
         for name, part in parts.items()

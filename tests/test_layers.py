@@ -19,7 +19,7 @@ ALLOWED = {
     "load": {"interop", "training"},
     "command": {"config"},
     "planning": {"models", "data", "parallel", "training"},
-    "benchmarks": {"models", "data", "parallel", "interop", "training", "load"},
+    "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "load"},
 }
 PARTS = sorted(
     {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}

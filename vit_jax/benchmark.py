@@ -4,6 +4,7 @@ overhead: host time of a training step of --config, outside the compiled program
 load: time and memory of `load_model` for a ViT-L/16 of 1.2 GB in each format, beside reading the file.
 input: images/s that a core turns into training crops, beside tf.data, Pillow and a plain decode.
 resume: seconds to the first batch at example 10 and at example 100 million.
+saving: training with a checkpoint every 20 steps, beside none.
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
 """
 
@@ -16,7 +17,7 @@ from vit_jax.config import check
 from vit_jax.errors import UserError, nearest
 
 CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "The job that is measured.")
-BENCHMARKS = ("overhead", "load", "input", "resume", "memory")
+BENCHMARKS = ("overhead", "load", "input", "resume", "saving", "memory")
 
 
 def main(arguments: list[str]) -> None:

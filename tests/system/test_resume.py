@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.system.conftest import SMALL
+from tests.system.conftest import SMALL, free_port
 
 
 def parameters(workdir: Path) -> list[np.ndarray]:
@@ -25,6 +27,13 @@ def figures(workdir: Path) -> list[dict]:
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     timed = ("train/images_per_second", "time/", "goodput")
     return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]
+
+
+def assert_same(workdir: Path, expected: Path) -> None:
+    """Parameters and figures to the bit."""
+    for one, other in zip(parameters(workdir), parameters(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert figures(workdir) == figures(expected)
 
 
 def writing_checkpoint(workdir: Path, step: int) -> bool:
@@ -56,9 +65,7 @@ def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
 
     result = run(*SMALL, f"--workdir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stderr
-    for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    assert figures(tmp_path / "run") == figures(finished)
+    assert_same(tmp_path / "run", finished)
 
 
 def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
@@ -76,6 +83,59 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     assert "continuing from" in result.stdout
     for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_sigterm_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(run, finished, tmp_path):
+    workdir = f"--workdir={tmp_path / 'run'}"
+    process = run.start(*SMALL, workdir, module="tests.system.disturbed", DISTURBANCE="terminate")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "test accuracy" not in out
+    assert re.search("^stopped; saved .*/20;", out, re.MULTILINE)
+
+    result = run(*SMALL, workdir)
+    assert result.returncode == 0, result.stderr
+    assert_same(tmp_path / "run", finished)
+
+
+def test_run_that_hangs_shows_its_threads_and_ends(run, tmp_path):
+    process = run.start(
+        *SMALL,
+        "--config.evaluate_every=1000",
+        "--config.checkpoint.every=1000",
+        "--config.hang_seconds=4",
+        f"--workdir={tmp_path / 'run'}",
+        module="tests.system.disturbed",
+        DISTURBANCE="hang",
+    )
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert re.search(r"^nothing done for \d+ s, since step \d+; .*/stacks-0.txt", out, re.MULTILINE)
+    assert re.search(r"^error: nothing done for \d+ s, since step \d+", err, re.MULTILINE)
+    stacks = (tmp_path / "run" / "stacks-0.txt").read_text()
+    assert "in hang" in stacks and "in take" in stacks
+
+
+def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints" / "40" / "params").rglob("*"):
+        if path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
+    address = f"--coordinator=localhost:{free_port()}"
+    pair = [
+        run.start(*SMALL, f"--workdir={tmp_path / 'run'}", address, "--processes=2", f"--process={index}")
+        for index in range(2)
+    ]
+    try:
+        (out, err), _ = [process.communicate(timeout=200) for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    assert [process.returncode for process in pair] == [0, 0], err
+    assert re.search("^checkpoint .*/40 is damaged: .*; moved to .*/damaged/40$", out, re.MULTILINE)
+    assert re.search("^continuing from .*/30$", out, re.MULTILINE)
+    for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_finished_run_started_again_only_reports(run, finished):

@@ -1,13 +1,16 @@
 """Checkpoints on a real disk."""
 
+import os
 import shutil
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.training.checkpoint import Checkpoints, load_params
+from vit_jax.training.checkpoint import DAMAGED, Checkpoints, DamagedCheckpoint, load_params
 
 
 def items(value: float, width: int = 3) -> dict:
@@ -18,9 +21,9 @@ def items(value: float, width: int = 3) -> dict:
 
 
 def test_what_is_saved_is_restored(tmp_path):
-    with Checkpoints(tmp_path / "c", kept=3) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=3) as checkpoints:
         checkpoints.save(7, items(0.1))
-    with Checkpoints(tmp_path / "c", kept=3) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=3) as checkpoints:
         assert checkpoints.latest == 7
         restored = checkpoints.restore(7, items(0.0))
     np.testing.assert_array_equal(
@@ -29,25 +32,125 @@ def test_what_is_saved_is_restored(tmp_path):
 
 
 def test_only_the_newest_are_kept(tmp_path):
-    with Checkpoints(tmp_path / "c", kept=2) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         for step in (1, 2, 3, 4):
             checkpoints.save(step, items(step))
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["3", "4"]
 
 
+def test_multiples_and_the_best_are_kept_too(tmp_path):
+    accuracy = {2: 0.5, 6: 0.8, 8: 0.8, 10: 0.7}
+    with Checkpoints(tmp_path / "c", keep_last=1, keep_every=4, keep_best=1) as checkpoints:
+        for step in range(1, 12):
+            checkpoints.save(step, items(step), {"accuracy": accuracy[step]} if step in accuracy else None)
+            if step == 7:
+                assert checkpoints.steps == [4, 6, 7]
+    with Checkpoints(tmp_path / "c", keep_last=1, keep_every=4, keep_best=1) as checkpoints:
+        assert checkpoints.steps == [4, 8, 11]
+        assert checkpoints.best == 8
+    params = load_params(tmp_path / "c", items(0)["params"], "best")
+    np.testing.assert_array_equal(params["head"]["kernel"], np.full((3, 2), 8.0))
+
+
+def largest(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip_a_bit(folder: Path) -> None:
+    data = bytearray(largest(folder).read_bytes())
+    data[len(data) // 3] ^= 8
+    largest(folder).write_bytes(data)
+
+
+DAMAGES = {
+    "an array's file cut short": lambda step: os.truncate(largest(step / "params"), 5000),
+    "a bit of an array turned": lambda step: flip_a_bit(step / "params" / "ocdbt.process_0"),
+    "a file gone": lambda step: (step / "optimizer" / "manifest.ocdbt").unlink(),
+    "metadata empty": lambda step: (step / "_CHECKPOINT_METADATA").write_text(""),
+    "list of arrays empty": lambda step: (step / "run" / "_METADATA").write_text(""),
+    "figures empty": lambda step: (step / "metrics" / "metrics").write_text(""),
+}
+
+
+def large_items(value: float) -> dict:
+    """Large enough that arrays have a file of their own."""
+    kernel = jax.random.normal(jax.random.key(int(value)), (64, 64))
+    return {
+        "params": {"kernel": kernel},
+        "optimizer": {"mean": kernel / 2},
+        "run": {"step": jnp.int32(value)},
+    }
+
+
+def save_two(folder: Path) -> None:
+    with Checkpoints(folder, keep_last=3) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, large_items(step), {"accuracy": 0.1 * step, "loss": 1.0})
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damage):
+    save_two(tmp_path)
+    DAMAGES[damage](tmp_path / "2")
+    said = []
+    with Checkpoints(tmp_path, keep_last=3, say=said.append) as checkpoints:
+        step, restored = checkpoints.restore_newest(large_items(0))
+        assert step == int(restored["run"]["step"]) == 1
+        checkpoints.save(2, large_items(2))
+    (line,) = said
+    assert line.startswith(f"checkpoint {tmp_path / '2'} is damaged: ")
+    assert line.endswith(f"; moved to {tmp_path / DAMAGED / '2'}")
+    assert (tmp_path / DAMAGED / "2").is_dir()
+    params = load_params(tmp_path, large_items(0)["params"])
+    np.testing.assert_array_equal(params["kernel"], large_items(2)["params"]["kernel"])
+
+
+def test_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path):
+    save_two(tmp_path)
+    for step in ("1", "2"):
+        (tmp_path / step / "run" / "_METADATA").unlink()
+    for _ in range(2):  # Nor when it is started again.
+        with (
+            Checkpoints(tmp_path, keep_last=3) as checkpoints,
+            pytest.raises(UserError, match=r"every checkpoint .* is damaged: .*/damaged/1, .*/damaged/2"),
+        ):
+            checkpoints.restore_newest(large_items(0))
+
+
+def test_checkpoint_of_another_model_is_refused_and_stays(tmp_path):
+    save_two(tmp_path)
+    wanted = large_items(0) | {"params": {"kernel": jnp.zeros((64, 32))}}
+    with (
+        Checkpoints(tmp_path, keep_last=3) as checkpoints,
+        pytest.raises(
+            UserError, match=r"2 does not fit this model: params/kernel is float32\[64, 64\] and .*32"
+        ),
+    ):
+        checkpoints.restore_newest(wanted)
+    assert not (tmp_path / DAMAGED).exists()
+
+
+def test_reader_of_a_damaged_checkpoint_is_told(tmp_path):
+    save_two(tmp_path)
+    DAMAGES["a bit of an array turned"](tmp_path / "2")
+    with pytest.raises(DamagedCheckpoint, match="2 is damaged"):
+        load_params(tmp_path, large_items(0)["params"])
+    assert (tmp_path / "2").is_dir()
+
+
 def test_rest_of_an_unfinished_write_is_swept_away(tmp_path):
-    with Checkpoints(tmp_path / "c", kept=2) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
         checkpoints.wait()
     rest = tmp_path / "c" / "2.orbax-checkpoint-tmp"
     shutil.copytree(tmp_path / "c" / "1", rest)
-    with Checkpoints(tmp_path / "c", kept=2) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         assert checkpoints.latest == 1
     assert not rest.exists()
 
 
 def test_reading_leaves_an_unfinished_write_alone(tmp_path):
-    with Checkpoints(tmp_path / "c", kept=2) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
     shutil.copytree(tmp_path / "c" / "1", tmp_path / "c" / "2.orbax-checkpoint-tmp")
     load_params(tmp_path / "c", items(0)["params"])
@@ -55,7 +158,7 @@ def test_reading_leaves_an_unfinished_write_alone(tmp_path):
 
 
 def test_array_of_another_shape_is_refused(tmp_path):
-    with Checkpoints(tmp_path / "c", kept=2) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
         checkpoints.wait()
         with pytest.raises(UserError, match=r"checkpoint .*/1"):
@@ -63,7 +166,7 @@ def test_array_of_another_shape_is_refused(tmp_path):
 
 
 def test_missing_array_is_refused(tmp_path):
-    with Checkpoints(tmp_path / "c", kept=2) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
         checkpoints.wait()
         wanted = items(1)
@@ -73,7 +176,7 @@ def test_missing_array_is_refused(tmp_path):
 
 
 def test_parameters_are_read_alone(tmp_path):
-    with Checkpoints(tmp_path / "c", kept=2) as checkpoints:
+    with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(5))
     params = load_params(tmp_path / "c", items(0)["params"])
     np.testing.assert_array_equal(params["head"]["kernel"], np.full((3, 2), 5.0))

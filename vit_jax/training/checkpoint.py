@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
@@ -195,7 +196,7 @@ class Checkpoints:
         alone.multiprocessing.primary_host = jax.process_index()
         alone.multiprocessing.barrier_sync_key_prefix = "alone"
         try:
-            with alone:
+            with alone, _quiet_orbax():
                 metadata = ocp.checkpointables_metadata(path)
                 if "checksums" not in metadata.custom_metadata:
                     raise ValueError("its metadata cannot be read")
@@ -208,6 +209,8 @@ class Checkpoints:
         except (UserError, MemoryError, jax.errors.JaxRuntimeError):  # Another model; no memory for it.
             raise
         except Exception as error:  # Orbax, TensorStore and the file system have many.
+            while error.__cause__:
+                error = error.__cause__
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise DamagedCheckpoint(f"checkpoint {path} is damaged: {reason}") from error
 
@@ -277,6 +280,17 @@ def load_params(folder: Path, like: dict, which: str = "") -> dict:
                 there = ", ".join(map(str, checkpoints.steps))
                 raise UserError(f"no checkpoint {which!r} in {folder}; there are: {there}")
     raise UserError(f"no checkpoint in {folder}")
+
+
+@contextlib.contextmanager
+def _quiet_orbax():
+    """Without Orbax's pages about what it cannot read; one line of ours says it."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.FATAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _accuracy(figures: dict[str, float]) -> float:

@@ -144,6 +144,7 @@ def train(
             and (first_step >= steps or first_step % config.evaluate_every == 0)
         ):
             figures = evaluation(first_step)  # A signal had cut it off.
+            ledger.enter("start")
 
         for step in range(first_step + 1, steps + 1):
             trace.before(step)

@@ -1,0 +1,239 @@
+"""Kills one training run again and again: python -m tests.system.soak --kills=50 --out=DIR
+
+A run of two processes over loopback is killed (SIGKILL, one process or all) at random moments of its
+start, its steps and its checkpoints, and started again, until it has been killed so often; then it
+may end. Every image is a class of its own, so the labels that the steps are given say which images
+training saw. Two such runs are made: one always with two processes, whose parameters must be those of
+a run that nobody disturbed, and one whose number of processes changes between 1, 2 and 4.
+"""
+
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+from PIL import Image
+
+import vit_jax
+from tests.system.conftest import ROOT, free_port
+
+IMAGES, BATCH, SAVE_EVERY = 320, 32, 7
+LEAVE_SECONDS = 30  # In which the others end after one of them has died.
+
+
+class Soak:
+    """One run and its kills.
+
+    Args:
+      counts: numbers of processes that a start may have; the first is the usual one.
+      say: is told of each kill.
+    """
+
+    def __init__(self, folder: Path, kills: int, counts: tuple[int, ...], seed: int, say=print):
+        self.folder, self.kills, self.counts, self.say = folder, kills, counts, say
+        self.steps = (15 * kills + 20) // 10 * 10
+        self.random = random.Random(seed)
+        self.workdir = folder / "run"
+        self.starts: list[list[Path]] = []  # The records of each start's processes.
+        self.rows: list[dict] = []
+
+    def run(self) -> dict:
+        """Kills and starts until the run has ended; returns what was seen."""
+        self.folder.mkdir(parents=True)
+        began, startup = time.monotonic(), 10.0
+        while len(self.rows) < self.kills:
+            usual = not self.starts or self.random.random() < 0.5
+            processes = self._start(self.counts[0] if usual else self.random.choice(self.counts), pace=0.05)
+            try:
+                startup = self._kill_at_random(processes, startup)
+            finally:
+                for process in processes:
+                    process.kill()
+            left = (time.monotonic() - began) / len(self.rows) * (self.kills - len(self.rows))
+            row = self.rows[-1]
+            self.say(
+                f"kill {len(self.rows)}/{self.kills}: {row['killed']} of {row['processes']} processes, "
+                f"{row['moment']}, at step {row['step']}/{self.steps}; {left / 60:.0f} min left"
+            )
+        last = self._start(self.counts[0], pace=0.0)
+        assert [process.wait(600) for process in last] == [0] * len(last), self._log()
+        return {
+            "kills": len(self.rows),
+            "steps": self.steps,
+            "epochs": self.steps * BATCH // IMAGES,
+            "seconds": round(time.monotonic() - began),
+            "moments": collections.Counter(row["moment"] for row in self.rows),
+            "processes": collections.Counter(row["processes"] for row in self.rows),
+            "slowest_end_of_the_others_seconds": max(row["others_ended_seconds"] for row in self.rows),
+            "steps_made": sum(len(whole_lines(records[0])) for records in self.starts),
+            "epochs_with_every_image_once": self.epochs_seen_once(),
+        }
+
+    def undisturbed(self) -> Path:
+        """The workdir of the same run without kills, with the usual number of processes."""
+        other = Soak(self.folder / "undisturbed", 0, self.counts, 0)
+        other.folder.mkdir(parents=True)
+        other.steps = self.steps
+        processes = other._start(self.counts[0], pace=0.0)
+        assert [process.wait(600) for process in processes] == [0] * len(processes), other._log()
+        return other.workdir
+
+    def epochs_seen_once(self) -> int:
+        """Epochs in which training saw every image once; a step counts as it was made last."""
+        seen = {}
+        for records in self.starts:
+            parts = [
+                {int(line.split()[0]): line.split()[1:] for line in whole_lines(path)} for path in records
+            ]
+            for step in set().union(*parts):
+                # A step that not all began was not finished: a later start makes it again.
+                seen[step] = [int(number) for part in parts for number in part.get(step, ())]
+        assert sorted(seen) == list(range(1, self.steps + 1)), "steps are missing"
+        images = [number for step in sorted(seen) for number in seen[step]]
+        epochs = [sorted(images[first : first + IMAGES]) for first in range(0, len(images), IMAGES)]
+        return sum(epoch == list(range(IMAGES)) for epoch in epochs)
+
+    def _start(self, count: int, pace: float) -> list[subprocess.Popen]:
+        arguments = [
+            "--config=configs/quickstart.py",
+            "--config.model.dim=16",
+            "--config.model.depth=1",
+            "--config.model.hidden=32",
+            "--config.model.heads=2",
+            "--config.model.dropout=0.1",
+            "--config.optimizer.warmup_steps=5",
+            "--config.data.source=folder",
+            f"--config.data.path={images(self.folder.parent / 'images')}",
+            f"--config.batch_size={BATCH}",
+            f"--config.steps={self.steps}",
+            "--config.log_every=10",
+            f"--config.checkpoint.every={SAVE_EVERY}",
+            "--config.evaluate_every=49",
+            f"--workdir={self.workdir}",
+        ]
+        address = f"--coordinator=localhost:{free_port()}"
+        records, processes = [], []
+        for index in range(count):
+            several = [address, f"--processes={count}", f"--process={index}"] if count > 1 else []
+            records.append(self.folder / f"start{len(self.starts):03d}-{index}.txt")
+            cache = {"XDG_CACHE_HOME": str(self.folder.parent / "cache"), "JAX_PLATFORMS": "cpu"}
+            with records[-1].with_suffix(".log").open("w") as output:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "tests.system.recorded", *arguments, *several],
+                        cwd=ROOT,
+                        env=os.environ | cache | {"RECORD": str(records[-1]), "PACE": str(pace)},
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        self.starts.append(records)
+        return processes
+
+    def _kill_at_random(self, processes: list[subprocess.Popen], startup: float) -> float:
+        """Waits for a random moment, kills, and returns how long the start had taken."""
+        began = time.monotonic()
+        kind = self.random.choices(["starting", "training", "saving"], [3, 5, 2])[0]
+        if kind == "starting":
+            self._wait(processes, self.random.uniform(0, startup), lambda: False)
+        else:
+            self._wait_for_steps(processes, 2)  # The first is noted before it is compiled.
+            startup = time.monotonic() - began
+            if kind == "training":
+                self._wait_for_steps(processes, 2 + self.random.randint(0, 4 * SAVE_EVERY))
+                self._wait(processes, self.random.uniform(0, 0.1), lambda: False)
+            else:
+                writing = lambda: any(self.workdir.glob("checkpoints/*.orbax-checkpoint-tmp*"))  # noqa: E731
+                self._wait(processes, 20, writing)
+                self._wait(processes, self.random.uniform(0, 0.1), lambda: not writing())
+        for process in processes:
+            assert process.poll() is None, f"process ended by itself with {process.returncode}: {self._log()}"
+        victims = processes if self.random.random() < 0.5 else [self.random.choice(processes)]
+        for process in victims:
+            process.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        for process in processes:
+            process.wait(LEAVE_SECONDS)
+        step = max((int(line.split()[0]) for r in self.starts[-1] for line in whole_lines(r)), default=0)
+        self.rows.append(
+            {
+                "moment": "training" if step and kind == "starting" else kind,
+                "step": step,
+                "processes": len(processes),
+                "killed": len(victims),
+                "others_ended_seconds": round(time.monotonic() - killed, 1),
+            }
+        )
+        return startup
+
+    def _wait_for_steps(self, processes: list[subprocess.Popen], steps: int) -> None:
+        self._wait(processes, 300, lambda: all(len(whole_lines(r)) >= steps for r in self.starts[-1]))
+
+    def _wait(self, processes: list[subprocess.Popen], seconds: float, reached) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not reached() and all(p.poll() is None for p in processes):
+            time.sleep(0.002)
+
+    def _log(self) -> str:
+        return "\n".join(r.with_suffix(".log").read_text()[-2000:] for r in self.starts[-1])
+
+
+def images(folder: Path) -> Path:
+    """A folder of tiny images, each a class of its own."""
+    if not folder.exists():
+        rng = np.random.default_rng(0)
+        for split, count in (("train", IMAGES), ("test", BATCH)):
+            for number in range(count):
+                path = folder / split / f"{number:03d}" / "0.png"
+                path.parent.mkdir(parents=True)
+                Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+    return folder
+
+
+def whole_lines(path: Path) -> list[str]:
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def parameters(workdir: Path) -> list[np.ndarray]:
+    model = vit_jax.load_model(workdir, say=str)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))]
+
+
+def same_parameters(one: Path, other: Path) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(parameters(one), parameters(other), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="of each of the two runs")
+    parser.add_argument("--out", type=Path, required=True, help="new folder")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    out = chosen.out.absolute()
+    results = {}
+    for name, counts in {"two processes": (2,), "1, 2 or 4 processes": (2, 1, 4)}.items():
+        print(f"{name}:", flush=True)
+        soak = Soak(out / name.replace(",", "").replace(" ", "_"), chosen.kills, counts, chosen.seed)
+        results[name] = soak.run()
+        if len(counts) == 1:
+            same = same_parameters(soak.workdir, soak.undisturbed())
+            results[name]["parameters_as_undisturbed"] = same
+        (out / "soak.json").write_text(json.dumps(results, indent=2) + "\n")
+    for key in results["two processes"]:
+        values = [str(dict(v) if isinstance(v := r.get(key, ""), dict) else v) for r in results.values()]
+        print(f"{key:36}" + "".join(f"{value:60}" for value in values))
+    whole = all(r["epochs_with_every_image_once"] == r["epochs"] for r in results.values())
+    sys.exit(0 if whole and results["two processes"]["parameters_as_undisturbed"] else 1)
+
+
+if __name__ == "__main__":
+    main()
