@@ -6,8 +6,10 @@ Sources are read by many threads and sent to worker processes, so they hold no o
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -139,16 +141,16 @@ class InMemory(Source):
 
 def digits(split: str) -> InMemory:
     """Scikit-learn's 1,797 scans of handwritten digits, 8x8 grey, as RGB; 1,437 to train, 360 to test."""
-    from sklearn.datasets import load_digits
-
     if split not in ("train", "test"):
         raise UserError(f"digits has no split {split!r}; there are: test, train")
-    data = load_digits()
-    order = np.random.default_rng(0).permutation(len(data.target))
-    chosen = order[:1437] if split == "train" else order[1437:]
-    grey = np.round(data.images[chosen] * (255 / 16)).astype(np.uint8)
+    # The file alone: to import scikit-learn takes longer than all else that a short run imports.
+    package = Path(importlib.util.find_spec("sklearn").origin).parent
+    table = np.loadtxt(package / "datasets" / "data" / "digits.csv.gz", delimiter=",", dtype=np.int64)
+    order = np.random.default_rng(0).permutation(len(table))
+    table = table[order[:1437] if split == "train" else order[1437:]]
+    grey = np.round(table[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     images = np.repeat(grey[..., None], 3, axis=-1)
-    return InMemory(f"digits {split}", images, data.target[chosen], tuple(str(d) for d in range(10)))
+    return InMemory(f"digits {split}", images, table[:, 64], tuple(str(d) for d in range(10)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,6 @@ from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import Source, fingerprint, open_source
 from vit_jax.errors import UserError
-from vit_jax.models import abstract, count_multiply_adds
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
@@ -108,7 +107,7 @@ def train(
             steps=steps,
             batch_size=config.batch_size,
             images=len(train_source),
-            multiply_adds=count_multiply_adds(abstract(program.build)),
+            flops=program.flops,
             schedule=program.schedule,
             checkpoints=checkpoints,
             console=console,

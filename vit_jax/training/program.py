@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.models import abstract, model_factory
+from vit_jax.models import abstract, count_multiply_adds, model_factory
 from vit_jax.parallel.mesh import check_batch, replicated, split_batch
 from vit_jax.parallel.rules import optimizer_shardings, parameter_shardings
 from vit_jax.training.optimizer import make_optimizer, make_schedule
@@ -42,6 +42,11 @@ class Program(NamedTuple):
         rest = {name: x for name, x in init_state(params, None).items() if name in ("step", "skipped")}
         rest = jax.device_put(rest, replicated(self.mesh))
         return {"params": params, "optimizer": init(params)} | rest
+
+    def flops(self) -> float:
+        """Operations of a training step for each image, at least: a multiply-add is two, and the backward
+        pass takes twice the forward's."""
+        return 6.0 * count_multiply_adds(nnx.merge(self.graphdef, self.state["params"]))
 
     def initial_metrics(self) -> Metrics:
         """Zeros."""

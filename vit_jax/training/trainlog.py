@@ -15,7 +15,8 @@ class TrainLog:
     """Turns sums of metrics into a line and a row; a line is fetched only after the next step began.
 
     Args:
-      images: in the training split; multiply_adds: of one image's forward pass.
+      images: in the training split.
+      flops: says how many operations an image takes, forward and backward.
       ledger: what of the time was training.
       skipped: updates that were left out before; max_skipped: those that may be in a row.
     """
@@ -26,7 +27,7 @@ class TrainLog:
         steps: int,
         batch_size: int,
         images: int,
-        multiply_adds: int,
+        flops: Callable[[], float],
         schedule: Callable,
         checkpoints: Checkpoints,
         console: Console,
@@ -36,9 +37,11 @@ class TrainLog:
         max_skipped: int,
     ):
         self._steps, self._batch_size, self._images = steps, batch_size, images
-        self._multiply_adds, self._schedule = multiply_adds, schedule
+        self._schedule = schedule
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
-        self._peak = peak_flops(jax.devices()[0].device_kind)
+        # Images a second at which the devices would do nothing but these operations; None: not known.
+        peak = peak_flops(jax.devices()[0].device_kind)
+        self._peak_speed = peak * jax.device_count() / flops() if peak else None
         self._ledger, self._max_skipped = ledger, max_skipped
         self._pending = None
         self._skipped = skipped
@@ -102,9 +105,8 @@ class TrainLog:
             speed = done * self._batch_size / seconds
             row["train/images_per_second"] = speed
             line += f" | {speed:,.0f} images/s ({speed / jax.device_count():,.0f} a device)"
-            if self._peak:
-                # A multiply-add is 2 operations; the backward pass costs twice the forward.
-                row["train/mfu"] = 6 * self._multiply_adds * speed / (self._peak * jax.device_count())
+            if self._peak_speed:
+                row["train/mfu"] = speed / self._peak_speed
                 line += f" | MFU {row['train/mfu']:.1%}"
             begun, _, since = self._begun
             left = (self._logged[2] - since) / (step - begun) * (self._steps - step)
