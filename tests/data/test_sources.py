@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import fingerprint, open_source
 from vit_jax.errors import UserError
 
 
@@ -288,3 +288,38 @@ def test_tfds_is_read_without_tensorflow(prepared):
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def differing(first: Path, second: Path) -> set[str]:
+    one, two = (fingerprint(open_source("folder", "train", path=str(path))) for path in (first, second))
+    return {name for name in one if one[name] != two[name]}
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """The same folder of images on two hosts."""
+    for host in "ab":
+        for index in range(4):
+            file = tmp_path / host / "train" / f"class{index % 2}" / f"{index}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((2, 2, 3), index, np.uint8)).save(file)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_copies_have_one_fingerprint(copies):
+    assert differing(*copies) == set()
+
+
+def test_fingerprint_shows_a_missing_image(copies):
+    (copies[1] / "train" / "class1" / "3.png").unlink()
+    assert "images" in differing(*copies)
+
+
+def test_fingerprint_shows_another_class_name(copies):
+    (copies[1] / "train" / "class1").rename(copies[1] / "train" / "class2")
+    assert differing(*copies) == {"class names"}
+
+
+def test_fingerprint_shows_another_image(copies):
+    (copies[1] / "train" / "class1" / "3.png").write_bytes(b"")
+    assert differing(*copies) == {"examples"}

@@ -4,7 +4,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -32,11 +34,19 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+# Half the time to compile; a run's speed does not matter here.
+FAST_COMPILE = "--xla_backend_optimization_level=0"
+
+
 class Runner:
     """Starts `python -m vit_jax.main`; compiled programs are shared by all the tests."""
 
     def __init__(self, cache: Path):
-        self.environment = os.environ | {"XDG_CACHE_HOME": str(cache), "JAX_PLATFORMS": "cpu"}
+        self.environment = os.environ | {
+            "XDG_CACHE_HOME": str(cache),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": FAST_COMPILE,
+        }
 
     def start(self, *arguments, module="vit_jax.main", cwd=ROOT, **environment) -> subprocess.Popen:
         return subprocess.Popen(
@@ -61,6 +71,27 @@ class Runner:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Runner:
     return Runner(tmp_path_factory.mktemp("cache"))
+
+
+class Disk(NamedTuple):
+    """A file system of its own."""
+
+    path: Path
+
+    def resize(self, megabytes: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={megabytes}m", self.path], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Disk]:
+    """A disk of 2 MB."""
+    disk = Disk(tmp_path / "disk")
+    disk.path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk.path]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs more rights")
+    yield disk
+    subprocess.run(["umount", disk.path], check=True)
 
 
 @pytest.fixture(scope="session")

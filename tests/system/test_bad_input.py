@@ -156,22 +156,15 @@ def test_more_unreadable_images_than_the_limit_stop_the_run(run, tmp_path):
     assert "more than 2 unreadable images (data.max_unreadable)" in line
 
 
-def test_full_disk_is_named_and_the_last_checkpoint_stays(run, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs more rights")
-    try:
-        arguments = (*SMALL, "--config.model.dim=64", "--config.steps=400", f"--workdir={disk / 'run'}")
-        line = fails(run, *arguments, "--config.checkpoint.keep_last=100")
-        assert "no space left for a checkpoint" in line
-        assert "the last good checkpoint is" in line
-        kept = Path(line.split("the last good checkpoint is ")[1].split(";")[0])
-        assert kept.is_dir()
-        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        result = run(*arguments, "--config.checkpoint.keep_last=2")
-        assert f"continuing from {kept}" in result.stdout
-        assert result.returncode == 0, result.stderr
-    finally:
-        subprocess.run(["umount", disk], check=True)
+def test_full_disk_is_named_and_the_last_checkpoint_stays(run, small_disk):
+    workdir = small_disk.path / "run"
+    arguments = (*SMALL, "--config.model.dim=64", "--config.steps=400", f"--workdir={workdir}")
+    line = fails(run, *arguments, "--config.checkpoint.keep_last=100")
+    assert "no space left for a checkpoint" in line
+    assert "the last good checkpoint is" in line
+    kept = Path(line.split("the last good checkpoint is ")[1].split(";")[0])
+    assert kept.is_dir()
+    small_disk.resize(64)
+    result = run(*arguments, "--config.checkpoint.keep_last=2")
+    assert f"continuing from {kept}" in result.stdout
+    assert result.returncode == 0, result.stderr

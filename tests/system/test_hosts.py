@@ -4,9 +4,9 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from tests.system.conftest import ROOT, SMALL, free_port
@@ -106,30 +106,29 @@ def test_data_that_only_the_leader_has_are_named(run, tmp_path):
     assert other[1] == ""
 
 
-@pytest.mark.parametrize("victim", [1, 0])
-def test_killed_host_is_named_and_the_others_are_gone(run, tmp_path, victim):
-    arguments = (*SMALL, "--config.steps=400", "--config.evaluate_every=400", "--config.data.workers=1")
-    pair = start_pair(run, *arguments, f"--workdir={tmp_path / 'run'}")
-    while not (tmp_path / "run" / "checkpoints" / "10").exists():
+def kill(pair, victim: int, when: Path) -> str:
+    """Kills one process when a file is there; returns the line of the other."""
+    while not when.exists():
         assert all(process.poll() is None for process in pair)
         time.sleep(0.01)
     pair[victim].kill()
     outcome = finish(pair)
     assert outcome[victim][0] == -signal.SIGKILL
-    code, line = outcome[1 - victim]
-    assert code == 1
-    assert re.fullmatch(rf"error: process {victim} \(.*\) died; the same command goes on .*", line)
+    assert outcome[1 - victim][0] == 1
+    return outcome[1 - victim][1]
 
 
-def test_one_process_goes_on_where_two_were_killed(run, tmp_path):
+def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
     arguments = (*SMALL, "--config.evaluate_every=40", f"--workdir={tmp_path / 'run'}")
-    pair = start_pair(run, *arguments)
-    while not (tmp_path / "run" / "checkpoints" / "10").exists():
-        assert all(process.poll() is None for process in pair)
-        time.sleep(0.01)
-    for process in pair:
-        process.kill()
-    finish(pair)
+    pair = start_pair(run, *arguments, "--config.data.workers=1")
+    line = kill(pair, 1, when=tmp_path / "run" / "checkpoints" / "10")
+    assert re.fullmatch(r"error: process 1 \(.*\) died; the same command goes on .*", line)
     alone = run(*arguments)
     assert alone.returncode == 0, alone.stderr
     assert "continuing from" in alone.stdout
+
+
+def test_killed_leader_is_named(run, tmp_path):
+    pair = start_pair(run, *SMALL, f"--workdir={tmp_path / 'run'}")
+    line = kill(pair, 0, when=tmp_path / "run" / "config.json")
+    assert re.fullmatch(r"error: process 0 \(.*\) died; the same command goes on .*", line)

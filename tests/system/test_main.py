@@ -6,11 +6,10 @@ import re
 import time
 
 import numpy as np
-import portpicker
 import pytest
 
 import vit_jax
-from tests.system.conftest import SMALL
+from tests.system.conftest import FAST_COMPILE, SMALL, free_port
 from vit_jax.training.goodput import KINDS
 
 
@@ -52,14 +51,13 @@ WIDE = (
     *("--config.model.dim=64", "--config.model.hidden=256", "--config.model.heads=2"),
     *("--config.log_every=1", "--config.steps=8", "--config.evaluate_every=8"),
 )
-FAST = "--xla_backend_optimization_level=0"
 
 
 @pytest.fixture(scope="module")
 def one_device(run, tmp_path_factory) -> list[float]:
     """Losses of each step on one device."""
     workdir = tmp_path_factory.mktemp("one") / "run"
-    result = run(*WIDE, f"--workdir={workdir}", XLA_FLAGS=FAST)
+    result = run(*WIDE, f"--workdir={workdir}")
     assert result.returncode == 0, result.stderr
     assert len(losses(workdir)) == 8
     return losses(workdir)
@@ -70,13 +68,12 @@ def test_eight_devices_give_the_losses_of_one(run, one_device, tmp_path, process
     mesh = [f"--config.mesh.{k}={v}" for k, v in dict(data=data, fsdp=fsdp, tensor=tensor).items()]
     arguments = [*WIDE, *mesh, f"--workdir={tmp_path / 'run'}"]
     if processes > 1:
-        port = portpicker.pick_unused_port()
-        arguments += [f"--coordinator=localhost:{port}", f"--processes={processes}"]
+        arguments += [f"--coordinator=localhost:{free_port()}", f"--processes={processes}"]
     started = [
         run.start(
             *arguments,
             *([f"--process={index}"] if processes > 1 else []),
-            XLA_FLAGS=f"{FAST} --xla_force_host_platform_device_count={8 // processes}",
+            XLA_FLAGS=f"{FAST_COMPILE} --xla_force_host_platform_device_count={8 // processes}",
         )
         for index in range(processes)
     ]
@@ -91,14 +88,14 @@ def test_eight_devices_give_the_losses_of_one(run, one_device, tmp_path, process
 
 
 def test_run_goes_on_with_another_mesh(run, one_device, tmp_path):
-    eight = {"XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count=8"}
+    eight = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8"}
     first = (*WIDE, "--config.checkpoint.every=5", f"--workdir={tmp_path / 'run'}")
     process = run.start(*first, "--config.mesh.fsdp=8", **eight)
     while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "5").exists():
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    result = run(*first, XLA_FLAGS=FAST)
+    result = run(*first)
     assert f"continuing from {tmp_path / 'run' / 'checkpoints' / '5'}" in result.stdout, result.stderr
     np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 

@@ -485,15 +485,18 @@ class Slice(Source):
         return self.source.describe(self.start + index)
 
 
-def _slice(source: Source, split: str) -> Source:
-    """The part of `source` that `name[from:to]` means, with TFDS's percentages and rounding."""
+def split_range(split: str, images: int) -> range:
+    """Which of the images of a split `name[from:to]` means, with TFDS's percentages and rounding.
+
+    Raises:
+      UserError: it is not written so, or is empty.
+    """
     if "[" not in split:
-        return source
+        return range(images)
     parsed = re.fullmatch(r"(\w+)\[(-?\d+%?)?:(-?\d+%?)?\]", split)
     if parsed is None:
         name = split.split("[")[0]
         raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
-    images = len(source)
 
     def boundary(text: str | None, default: int) -> int:
         if text is None:
@@ -504,4 +507,10 @@ def _slice(source: Source, split: str) -> Source:
     start, stop = boundary(parsed[2], 0), boundary(parsed[3], images)
     if start >= stop:
         raise UserError(f"the split {split!r} of {images} images is empty")
-    return Slice(source, start, stop)
+    return range(start, stop)
+
+
+def _slice(source: Source, split: str) -> Source:
+    """The part of `source` that `name[from:to]` means."""
+    chosen = split_range(split, len(source))
+    return source if len(chosen) == len(source) else Slice(source, chosen.start, chosen.stop)

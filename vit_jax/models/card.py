@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.extend import core
 
@@ -56,7 +57,8 @@ def count_parameters(model: nnx.Module) -> int:
 def count_multiply_adds(model: nnx.Module) -> int:
     """Multiply-adds of one image's forward pass: matrix products and convolutions, as JAX traces them.
 
-    The papers' "GFLOPs" count one multiply-add as one. `model` may be abstract.
+    The papers' "GFLOPs" count one multiply-add as one, and nothing where a kernel lies on padding.
+    `model` may be abstract.
     """
     graphdef, params = nnx.split(model)
     images = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.float32)
@@ -66,15 +68,55 @@ def count_multiply_adds(model: nnx.Module) -> int:
 def _count(jaxpr: core.Jaxpr) -> int:
     total = 0
     for equation in jaxpr.eqns:
-        kind, shapes = equation.primitive.name, [v.aval.shape for v in equation.invars if hasattr(v, "aval")]
-        if kind == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            summed = math.prod(shapes[0][axis] for axis in contracted)
-            total += math.prod(equation.outvars[0].aval.shape) * summed
-        elif kind == "conv_general_dilated":
-            outputs = shapes[1][equation.params["dimension_numbers"].rhs_spec[0]]
-            total += math.prod(equation.outvars[0].aval.shape) * math.prod(shapes[1]) // outputs
-        else:
-            times = equation.params["length"] if kind == "scan" else 1
-            total += times * sum(_count(inner) for inner in core.jaxprs_in_params(equation.params))
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += multiply_adds(equation)
+        total += times * sum(_count(inner) for inner in core.jaxprs_in_params(equation.params))
     return total
+
+
+def multiply_adds(equation: core.JaxprEqn) -> int:
+    """Of one operation that JAX traced: 0 but for products of matrices and convolutions."""
+    kind, shapes = equation.primitive.name, [v.aval.shape for v in equation.invars if hasattr(v, "aval")]
+    if kind == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        summed = math.prod(shapes[0][axis] for axis in contracted)
+        return math.prod(equation.outvars[0].aval.shape) * summed
+    if kind == "conv_general_dilated":
+        return _convolution(*shapes, equation.outvars[0].aval.shape, equation.params)
+    return 0
+
+
+def _convolution(inputs: tuple, kernel: tuple, outputs: tuple, params: dict) -> int:
+    """Multiply-adds of one convolution."""
+    in_axes, kernel_axes, out_axes = params["dimension_numbers"]
+    total = outputs[out_axes[0]] * outputs[out_axes[1]] * kernel[kernel_axes[1]]
+    for i, (stride, padding, dilation, kernel_dilation) in enumerate(
+        zip(
+            params["window_strides"],
+            params["padding"],
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            strict=True,
+        )
+    ):
+        sizes = inputs[in_axes[i + 2]], kernel[kernel_axes[i + 2]], outputs[out_axes[i + 2]]
+        total *= count_taps(*sizes, stride, padding[0], dilation, kernel_dilation)
+    return total
+
+
+def count_taps(
+    inputs: int, kernel: int, outputs: int, stride: int, padding: int, dilation: int, kernel_dilation: int
+) -> int:
+    """Pairs of an output and a kernel element, along one axis, that meet an input and not padding.
+
+    Output o and element k meet place p = o stride + k kernel_dilation - padding, which is an input if
+    `dilation` divides it: for each k, every `period`-th o between the first and the last within the input.
+    """
+    start = np.arange(kernel) * kernel_dilation - padding
+    common = math.gcd(stride, dilation)
+    period = dilation // common
+    phase = -start // common * pow(stride // common, -1, period) % period
+    first = np.maximum(-(start // stride), 0)
+    last = np.minimum(((inputs - 1) * dilation - start) // stride, outputs - 1)
+    meetings = np.maximum((last - phase) // period - (first - 1 - phase) // period, 0)
+    return int(meetings[start % common == 0].sum())

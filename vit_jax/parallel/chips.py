@@ -1,21 +1,58 @@
-"""Peak speed of known accelerators, for the share of it that a run uses (MFU)."""
+"""Accelerators: how fast they are, what they hold, and the slices they come in."""
 
-# Dense bfloat16 FLOP/s per JAX device. TPU v2 and v3 show each of a chip's two cores as a device.
-# Sources: Google Cloud's TPU pages and NVIDIA's data sheets.
-PEAK_FLOPS = {
-    "TPU v2": 22.5e12,
-    "TPU v3": 61.5e12,
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v6 lite": 918e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-}
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One kind of accelerator; all figures are of one JAX device.
+
+    TPU v2 and v3 show each of a chip's two cores as a device.
+    """
+
+    name: str
+    kind: str  # How JAX's `device_kind` begins.
+    peak_flops: float  # Dense bfloat16, FLOP/s.
+    memory_bytes: float  # That a program can have: of a TPU what its compiler names as available.
+    memory_bandwidth: float  # Bytes/s.
+    link_bandwidth: float  # To the other devices, bytes/s out: of GPUs within a machine.
+    clock: float | None = None  # Hz, of a TPU's core: the unit of its compiler's estimates.
+    devices_per_chip: int = 1
+    topologies: tuple[str, ...] = ()  # Slices of TPUs, in chips.
+
+
+# Sources: Google Cloud's TPU pages and "TPU v4" (Jouppi et al., 2023), NVIDIA's data sheets. The clock is the
+# peak over the products that a core's matrix units make in a cycle.
+_SQUARE = "2x2", "4x4", "4x8", "8x8", "8x16", "16x16"
+_CUBE = (
+    "2x2x1",
+    "2x2x2",
+    "2x2x4",
+    "2x4x4",
+    "4x4x4",
+    "4x4x8",
+    "4x8x8",
+    "8x8x8",
+    "8x8x16",
+    "8x16x16",
+    "16x16x16",
+)
+CHIPS = (
+    Chip("v2", "TPU v2", 22.5e12, 7.48 * GIB, 350e9, 124e9, 0.7e9, 2, _SQUARE),
+    Chip("v3", "TPU v3", 61.5e12, 15.48 * GIB, 450e9, 140e9, 0.94e9, 2, (*_SQUARE, "16x32", "32x32")),
+    Chip("v4", "TPU v4", 275e12, 30.75 * GIB, 1228e9, 300e9, 1.05e9, 1, _CUBE),
+    Chip("v5e", "TPU v5 lite", 197e12, 15.75 * GIB, 819e9, 200e9, 1.5e9, 1, ("1x1", "2x4", *_SQUARE)),
+    Chip("v5p", "TPU v5", 459e12, 95.73 * GIB, 2765e9, 600e9, 1.75e9, 1, _CUBE),
+    Chip("v6e", "TPU v6 lite", 918e12, 31.24 * GIB, 1640e9, 448e9, 1.75e9, 1, ("1x1", "2x4", *_SQUARE)),
+    Chip("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
+    Chip("h100", "NVIDIA H100", 989e12, 80e9, 3350e9, 450e9),
+    Chip("h200", "NVIDIA H200", 989e12, 141e9, 4800e9, 450e9),
+)
 
 
 def peak_flops(device_kind: str) -> float | None:
     """FLOP/s of one device of this kind, or None where it is not known: MFU is never guessed."""
-    matches = [kind for kind in PEAK_FLOPS if device_kind.startswith(kind)]
-    return PEAK_FLOPS[max(matches, key=len)] if matches else None
+    matches = [chip for chip in CHIPS if device_kind.startswith(chip.kind)]
+    return max(matches, key=lambda chip: len(chip.kind)).peak_flops if matches else None

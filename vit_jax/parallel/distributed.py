@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import signal
 import socket
 
@@ -76,7 +77,9 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
             "--coordinator=auto finds no Cloud TPU, GKE or SLURM here; "
             "give --coordinator=HOST:PORT --processes=N --process=I"
         )
-    return found
+    address, processes, process, local_devices = found
+    # On SLURM JAX gives a task one GPU, unless this variable, which it reads later, says otherwise.
+    return address, processes, process, None if os.environ.get("JAX_LOCAL_DEVICE_IDS") else local_devices
 
 
 def _free_port() -> int:

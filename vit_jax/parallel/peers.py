@@ -22,7 +22,7 @@ from typing import Any
 from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 15.0  # After which a process counts as dead.
+SILENCE_SECONDS = 20.0  # After which a process counts as dead; all are gone within 30.
 GRACE_SECONDS = 2.0  # From the first bad news to the verdict: a cause may come after its effects.
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # For the last process to write its checkpoint and the report.
@@ -128,7 +128,8 @@ class Connected(Peers):
     def _fail(self, news):
         self._traceback = news.pop("traceback", "")
         self._tell(news)
-        time.sleep(2 * self._silence + GRACE_SECONDS)  # The verdict ends this process before.
+        time.sleep(self._silence + 2 * GRACE_SECONDS)  # The verdict ends this process before.
+        print(f"{self._traceback}error: {' '.join(news.values())}", file=sys.stderr, flush=True)
         leave(1)
 
     def _answered(self, answer: dict):

@@ -1,0 +1,101 @@
+"""How the cost of a step grows: python experiments/plan_growth.py
+
+Compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws docs/images/plan_growth.png:
+compile time, memory of a device and estimated step time against depth, devices and batch. Read it so: with
+`scan` the compiler sees one layer whatever the depth, and the step keeps more in memory; with as many images
+on each device, more devices cost nothing but what the collectives take, drawn as if none were hidden.
+
+Every compilation is kept in the user's cache folder: the same command goes on where it was stopped. The
+figures are also written to docs/images/plan_growth.json. Needs pip install -e ".[plan]".
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+from plan_tables import load_config
+
+from vit_jax.parallel.chips import GIB
+from vit_jax.planning import advice, cost
+from vit_jax.planning.compile import find_slice
+from vit_jax.planning.estimate import estimate, make_job
+
+OUT = Path(__file__).parents[1] / "docs" / "images" / "plan_growth"
+CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
+# Axis -> name of the line -> (x, devices, images a device, changes of the config).
+LINES = {
+    "depth": {
+        "scan": [(depth, 8, 16, dict(depth=depth, scan=True)) for depth in (12, 24, 48, 96)],
+        "unrolled": [(depth, 8, 16, dict(depth=depth, scan=False)) for depth in (12, 24, 48)],
+        "scan, remat full": [
+            (depth, 8, 16, dict(depth=depth, scan=True, remat="full")) for depth in (12, 24, 48, 96)
+        ],
+    },
+    "devices": {
+        "32 images a device": [(devices, devices, 32, dict(scan=True)) for devices in CUBES],
+        "32 images a device, fsdp 8": [
+            (devices, devices, 32, {"scan": True, "mesh.fsdp": 8}) for devices in CUBES
+        ],
+    },
+    "images a device": {
+        "scan": [(images, 8, images, dict(scan=True)) for images in (8, 16, 32, 64)],
+        "scan, remat full": [
+            (images, 8, images, dict(scan=True, remat="full")) for images in (8, 16, 32, 64, 128)
+        ],
+    },
+}
+PANELS = ("compile time, s", "memory of a device, GiB", "step, ms (estimated)")
+
+
+def main() -> None:
+    figures = {
+        axis: {name: [measure(*point) for point in points] for name, points in lines.items()}
+        for axis, lines in LINES.items()
+    }
+    OUT.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    figure, grid = plt.subplots(3, 3, figsize=(11, 9), constrained_layout=True)
+    for row, panel in zip(grid, PANELS, strict=True):
+        for plot, (axis, lines) in zip(row, figures.items(), strict=True):
+            for name, points in lines.items():
+                points = [point for point in points if point[panel] is not None]
+                plot.plot(
+                    [point["x"] for point in points], [point[panel] for point in points], "o-", label=name
+                )
+            plot.set_xscale("log", base=2)
+            plot.set_ylim(bottom=0)
+            plot.set_xticks([p["x"] for p in max(lines.values(), key=len)])
+            plot.get_xaxis().set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.0f}"))
+            plot.set_xlabel(axis)
+            plot.set_ylabel(panel)
+            plot.legend(fontsize=7)
+            plot.grid(alpha=0.3)
+    figure.savefig(OUT.with_suffix(".png"), dpi=110)
+    print(f"drawn: {OUT.with_suffix('.png')}")
+
+
+def measure(x: int, devices: int, images: int, changes: dict) -> dict:
+    """One compilation."""
+    where = find_slice("v4", CUBES[devices])
+    changes = {name if "." in name else f"model.{name}": value for name, value in changes.items()}
+    config = advice.changed(load_config("vit_b16_jft"), changes | {"batch_size": images * devices})
+    plan = estimate(config, make_job(config, None), where, cost.read_prices(cost.PRICES))
+    point = {
+        "x": x,
+        PANELS[0]: plan.compile_seconds if plan.fits else None,
+        PANELS[1]: plan.memory.total / GIB,
+        PANELS[2]: (plan.step_seconds + plan.link_seconds) * 1e3 if plan.fits else None,
+    }
+    words = ", ".join(f"{name} {value:,.1f}" for name, value in point.items() if value is not None)
+    print(f"{where}, {images} images a device, {changes}: {words}", file=sys.stderr, flush=True)
+    return point
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Plans without a compiler."""
+
+import pytest
+
+from tests.planning.test_compile import small
+from vit_jax.errors import UserError
+from vit_jax.planning.estimate import make_job, table
+from vit_jax.planning.roofline import estimate_best, find_machine
+
+H100 = find_machine("h100", 8)
+
+
+def plan(**changes):
+    config = small(**{"model.dtype": "bfloat16", "model.dropout": 0.0} | changes)
+    return estimate_best(config, make_job(config, None), H100, {})
+
+
+def test_a_roofline_takes_no_less_than_the_peak():
+    found = plan()
+    assert found.step_seconds > found.job.flops * 0.9 / 8 / H100.chip.peak_flops
+    assert 0.9 < found.flops / found.job.flops < 1.05
+    assert found.memory.parameters == 4 * found.job.parameters
+    assert "no price known" in table(found) and "roofline" in table(found)
+
+
+def test_memory_grows_with_the_images_of_a_device_and_less_is_kept_by_computing_anew():
+    few, many, anew = plan(), plan(batch_size=256), plan(**{"batch_size": 256, "model.remat": "full"})
+    assert many.memory.temporaries > 2 * few.memory.temporaries
+    assert anew.memory.temporaries < many.memory.temporaries
+    assert anew.flops > 1.2 * many.flops
+
+
+def test_fsdp_divides_the_state():
+    assert plan(**{"mesh.fsdp": 8}).memory.optimizer == plan().memory.optimizer // 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [({"batch_size": 60}, "batch size 60 does not divide"), ({"mesh.data": 3}, "does not make up 8")],
+)
+def test_what_the_devices_cannot_divide_is_one_line(changes, line):
+    with pytest.raises(UserError, match=line):
+        plan(**changes)
+    with pytest.raises(UserError, match="--devices=N"):
+        find_machine("h100", None)

@@ -1,0 +1,84 @@
+"""What a run needs: python -m vit_jax.plan --config=configs/vit_h14_jft.py --chip=v5e --topology=16x16
+
+Compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and prints
+memory, estimated time and cost. For GPUs and CPUs, which have no such compiler, --chip=h100 --devices=8
+gives a roofline.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax import command
+from vit_jax.config import check
+from vit_jax.errors import UserError
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "The job: a file such as configs/vit_h14_jft.py.")
+CHIP = flags.DEFINE_string("chip", None, "v2, v3, v4, v5e, v5p, v6e; a100, h100, h200; cpu: this machine.")
+TOPOLOGY = flags.DEFINE_string("topology", None, "Of a TPU slice, in chips: 16x16.")
+DEVICES = flags.DEFINE_integer("devices", None, "How many GPUs.", lower_bound=1)
+IMAGES = flags.DEFINE_integer("images", None, "Training images, where the data set is not the paper's.", 1)
+JSON = flags.DEFINE_string("json", None, "A file to write the plan to.")
+PRICES = flags.DEFINE_string("prices", None, "Prices in place of vit_jax/planning/prices.toml.")
+SWEEP = flags.DEFINE_boolean("sweep", False, "Try meshes and rematerialisation, and rank them.")
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}")
+    if CONFIG.value is None or CHIP.value is None:
+        raise UserError("give --config=configs/vit_h14_jft.py, --chip=v5e and --topology=16x16")
+    check(CONFIG.value)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
+
+    from vit_jax.parallel.chips import CHIPS
+    from vit_jax.planning import advice, cost, roofline
+    from vit_jax.planning.compile import find_slice
+    from vit_jax.planning.estimate import estimate, make_job, table
+
+    names = [chip.name for chip in CHIPS] + ["cpu"]
+    if CHIP.value not in names:
+        raise UserError(f"unknown chip {CHIP.value!r} (--chip); there are: {', '.join(names)}")
+    is_tpu = any(chip.name == CHIP.value and chip.topologies for chip in CHIPS)
+    find = find_slice if is_tpu else roofline.find_machine
+    where = find(CHIP.value, TOPOLOGY.value if is_tpu else DEVICES.value)
+    prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)
+    config, job = CONFIG.value, make_job(CONFIG.value, IMAGES.value)
+    if not is_tpu:
+        plans = [roofline.estimate_best(config, job, where, prices)]
+        print(table(plans[0]))
+    elif SWEEP.value:
+        plans = advice.sweep(config, job, where, prices, _say)
+        print(advice.ranking(plans))
+    else:
+        _say(f"compiling for {where}")
+        plans = [estimate(config, job, where, prices)]
+        print(table(plans[0]))
+        if not plans[0].fits:
+            found = advice.nearest_fit(config, job, where, prices, plans[0], _say)
+            if found is None:
+                print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
+            else:
+                plans.append(found[1])
+                print(f"\nThis fits: {advice.in_words(found[0])}\n\n{table(found[1])}")
+    if JSON.value:
+        _write(Path(JSON.value), [plan.as_dict() for plan in plans])
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _write(path: Path, plans: list[dict]) -> None:
+    try:
+        path.write_text(json.dumps(plans, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write --json={path}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    command.run(main)

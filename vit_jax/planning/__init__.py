@@ -1,0 +1,1 @@
+"""What a training run will need, before there is a device to run it on."""

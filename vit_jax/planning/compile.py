@@ -1,0 +1,183 @@
+"""Compiles the training step of a config for a TPU slice that is not here, on this machine's CPU."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.parallel.chips import CHIPS, GIB, Chip
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.planning.hlo import Operation, read_operations
+from vit_jax.training.program import Program, abstract_batch, make_program
+
+VERSION = "1"  # Of what is kept in the cache.
+
+# Else the library looks for a TPU and for Google's cloud around it, complains at length that there is none,
+# and lets one process of a machine use it at a time.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Devices of one kind that work together."""
+
+    chip: Chip
+    topology: str
+    devices: int
+
+    def __str__(self):
+        if not self.topology:
+            return f"{self.devices:,} {self.chip.name} device(s)"
+        cores = " cores" if self.chip.devices_per_chip > 1 else ""
+        return f"{self.devices:,} TPU {self.chip.name}{cores} ({self.topology})"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device; what the step gives back takes the place of what it was given."""
+
+    parameters: int
+    optimizer: int
+    batch: int  # And what the layout of all arguments adds.
+    temporaries: int  # Activations and gradients.
+    code: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one step."""
+
+    memory: Memory
+    fits: bool
+    operations: tuple[Operation, ...] = ()  # Empty where it does not fit.
+    seconds: float = 0.0  # That compiling took.
+    cached: bool = False
+
+
+def find_slice(name: str, topology: str | None) -> Slice:
+    """A slice of TPUs by chip and topology, as `v5e` and `16x16`.
+
+    Raises:
+      UserError: there is no such chip or topology.
+    """
+    chips = {chip.name: chip for chip in CHIPS if chip.topologies}
+    if name not in chips:
+        raise UserError(f"unknown TPU {name!r} (--chip); there are: {', '.join(chips)}")
+    chip = chips[name]
+    if topology not in chip.topologies:
+        raise UserError(
+            f"no topology {topology or ''!r} of TPU {name} (--topology, in chips); there are: "
+            + ", ".join(chip.topologies)
+        )
+    return Slice(chip, topology, math.prod(map(int, topology.split("x"))) * chip.devices_per_chip)
+
+
+def topology_devices(where: Slice) -> list[jax.Device]:
+    """Descriptions of a slice's devices, which the TPU compiler takes for devices.
+
+    Raises:
+      UserError: the compiler is not installed.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f'the compiler for TPU {where.chip.name} is not installed; pip install -e ".[plan]" brings it'
+        )
+    os.environ.update(ENVIRONMENT)
+    from jax.experimental import topologies
+
+    # Chips with two cores that work as one device.
+    options = {"chip_config_name": "megacore"} if where.chip.name in ("v4", "v5p") else {}
+    if where.topology in ("1x1", "2x4"):
+        options["chips_per_host_bounds"] = [*map(int, where.topology.split("x")), 1]
+    name = f"{where.chip.name}:{where.topology}"
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+
+
+def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int) -> Compiled:
+    """Compiles the step, or finds what an earlier call with the same program found.
+
+    Raises:
+      UserError: the config does not fit the devices.
+    """
+    mesh = make_mesh(config.mesh, topology_devices(where))
+    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
+    batch = abstract_batch(config, mesh)
+    lowered = program.train_step.lower(program.state, program.metrics, batch)
+    versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
+    described = "\n".join([lowered.as_text(), str(where), *versions, VERSION])
+    known = _cache() / f"{hashlib.sha256(described.encode()).hexdigest()}.json"
+    if known.exists():
+        return replace(_from_json(known.read_text()), cached=True)
+    started = time.monotonic()
+    state = _state_memory(program)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        rest = _needed(str(error)) - sum(state.values())
+        result = Compiled(Memory(**state, batch=0, temporaries=rest, code=0), fits=False)
+    else:
+        sizes = compiled.memory_analysis()
+        memory = Memory(
+            **state,
+            batch=sizes.argument_size_in_bytes - sum(state.values()),
+            temporaries=sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+            code=sizes.generated_code_size_in_bytes,
+        )
+        result = Compiled(memory, True, tuple(read_operations(compiled.as_text())))
+    result = replace(result, seconds=time.monotonic() - started)
+    _cache().mkdir(parents=True, exist_ok=True)
+    temporary = known.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(asdict(result)))
+    temporary.replace(known)
+    return result
+
+
+def _cache() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "vit_jax" / "plan"
+
+
+def _from_json(text: str) -> Compiled:
+    values = json.loads(text)
+    operations = tuple(Operation(**operation) for operation in values.pop("operations"))
+    return Compiled(**values | dict(memory=Memory(**values["memory"]), operations=operations))
+
+
+def _state_memory(program: Program) -> dict[str, int]:
+    """Bytes of parameters and optimizer state on a device."""
+
+    def held(tree):
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+        )
+
+    return {"parameters": held(program.state["params"]), "optimizer": held(program.state["optimizer"])}
+
+
+def _needed(message: str) -> int:
+    """Bytes in all, arguments too, of a program for which the compiler found no room."""
+    amount, unit = re.search(r"(?:temporaries \(|Used )([\d.]+)([KMGT])", message).groups()
+    return int(float(amount) * {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}[unit])

@@ -1,0 +1,100 @@
+"""How long a run is, and what so many chips for so long cost."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from vit_jax.data.sources import split_range
+from vit_jax.errors import UserError
+from vit_jax.planning.compile import Slice
+
+# Images before a split is cut, and classes, of sets that need not be here: the paper's, and the quickstart's.
+DATA_SETS = {
+    "jft": (303_000_000, 18_291),
+    "imagenet21k": (14_197_122, 21_843),
+    "imagenet2012": (1_281_167, 1_000),
+    "digits": (1_437, 10),
+}
+PRICES = Path(__file__).with_name("prices.toml")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a config's run is, whatever it runs on."""
+
+    images: int
+    num_classes: int
+    steps: int
+    batch_size: int
+    parameters: int
+    multiply_adds: int  # Of an image's forward pass.
+
+    @property
+    def flops(self) -> float:
+        """Of a step, at least: 2 for a multiply-add, and the backward pass takes twice the forward's."""
+        return 6.0 * self.multiply_adds * self.batch_size
+
+    @property
+    def exaflops(self) -> float:
+        """Of the run, as the paper counts (table 6)."""
+        return self.flops * self.steps / 1e18
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of training alone: no start-up, evaluation or waiting for data."""
+
+    hours: float
+    core_days: float  # Of JAX's devices: cores of TPU v2 and v3, else chips.
+    chip_days: float
+    dollars: float | None
+    price: str
+
+
+def data_set(config: ConfigDict, images: int | None) -> tuple[int, int]:
+    """Training images and classes; the data is not looked at.
+
+    Raises:
+      UserError: they are not known, and no flag says them.
+    """
+    name = "digits" if config.data.source == "digits" else config.data.path.split(":")[0]
+    shown = name or config.data.source
+    whole, classes = DATA_SETS.get(name, (None, None))
+    if images is None and whole is None:
+        raise UserError(
+            f"how many training images {name or config.data.source!r} has is not known; give --images=N"
+        )
+    if config.data.num_classes is None and classes is None:
+        raise UserError(f"how many classes {shown!r} has is not known; give --config.data.num_classes=N")
+    if images is None:
+        images = whole if name == "digits" else len(split_range(config.data.train_split, whole))
+    return images, config.data.num_classes or classes
+
+
+def read_prices(path: Path) -> dict[str, dict]:
+    """Dollars for a chip's hour by chip, and where and when: `[v5e]`, `dollars`, `of`.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    try:
+        prices = tomllib.loads(path.read_text())
+        return {name: {"dollars": float(x["dollars"]), "of": str(x["of"])} for name, x in prices.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read prices from {path}: {error} (--prices; see {PRICES})") from error
+
+
+def cost(job: Job, where: Slice, step_seconds: float, prices: dict[str, dict]) -> Cost:
+    """What the job takes at so many seconds a step."""
+    hours = job.steps * step_seconds / 3600
+    chips = where.devices / where.chip.devices_per_chip
+    price = prices.get(where.chip.name)
+    return Cost(
+        hours=hours,
+        core_days=where.devices * hours / 24,
+        chip_days=chips * hours / 24,
+        dollars=price and chips * hours * price["dollars"],
+        price=f"${price['dollars']:.2f} a chip-hour, {price['of']}" if price else "no price known",
+    )

@@ -1,0 +1,223 @@
+"""What a config's run takes on given devices, as one record that prints as a table."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.models import abstract, count_multiply_adds, count_parameters, model_factory
+from vit_jax.parallel.chips import GIB
+from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
+from vit_jax.planning.cost import Cost, Job, cost, data_set
+from vit_jax.planning.hlo import by, total
+from vit_jax.training.loop import step_count
+from vit_jax.training.workdir import model_arguments
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """All that a plan says; figures of memory, collectives and operations are of one device."""
+
+    model: str
+    where: Slice
+    choices: dict[str, Any]  # What the sweep and the advice change, by its key in the config.
+    job: Job
+    method: str  # What the estimate comes from.
+    memory: Memory
+    fits: bool
+    compile_seconds: float = 0.0
+    step_seconds: float | None = None  # None where it does not fit.
+    flops: float | None = None  # Compiled, of a step on all devices.
+    collectives: dict[str, int] | None = None  # Bytes of a step by kind.
+    link_seconds: float | None = None  # That these take if no work hides them.
+    parts: dict[str, float] | None = None  # Seconds of a step by part of the program.
+    costliest: list[dict] | None = None
+    cost: Cost | None = None
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of the devices' peak that the least FLOPs of a step are."""
+        if self.step_seconds is None:
+            return None
+        return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        more = dict(
+            mfu=self.mfu,
+            least_flops=self.job.flops,
+            exaflops=self.job.exaflops,
+            limit_bytes=self.where.chip.memory_bytes,
+            total_bytes=self.memory.total,
+        )
+        return asdict(self) | more
+
+
+CHOICES = (
+    "batch_size",
+    "micro_batches",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+    "model.remat",
+    "model.scan",
+)
+
+
+def make_job(config: ConfigDict, images: int | None) -> Job:
+    """The config's run; no data is looked at, nothing is allocated."""
+    images, num_classes = data_set(config, images)
+    model = abstract(model_factory(num_classes=num_classes, **model_arguments(config)))
+    return Job(
+        images=images,
+        num_classes=num_classes,
+        steps=step_count(config, images),
+        batch_size=config.batch_size,
+        parameters=count_parameters(model),
+        multiply_adds=count_multiply_adds(model),
+    )
+
+
+def choices(config: ConfigDict) -> dict[str, Any]:
+    """The values of `CHOICES`."""
+    flat = {}
+    for key in CHOICES:
+        value = config
+        for name in key.split("."):
+            value = value[name]
+        flat[key] = value
+    return flat
+
+
+def estimate(config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict]) -> Estimate:
+    """What the compiler says about a slice of TPUs.
+
+    Raises:
+      UserError: the config does not fit the devices, or the compiler is not installed.
+    """
+    compiled = compile_step(config, where, job.num_classes, job.steps)
+    known = dict(
+        model=config.model.name,
+        where=where,
+        choices=choices(config),
+        job=job,
+        method="the TPU compiler's own estimate",
+        memory=compiled.memory,
+        fits=compiled.fits,
+        compile_seconds=compiled.seconds,
+    )
+    return Estimate(**known, **_speed(compiled, job, where, prices)) if compiled.fits else Estimate(**known)
+
+
+def _speed(compiled: Compiled, job: Job, where: Slice, prices: dict[str, dict]) -> dict:
+    chip, operations = where.chip, compiled.operations
+    seconds = total(operations, "cycles") / chip.clock
+    sent = by(operations, "kind", "sent")
+    # A ring sends what it sums twice, once to add it up and once to tell; all else once.
+    links = (
+        sum(size * (2 if kind == "all-reduce" else 1) for kind, size in sent.items()) / chip.link_bandwidth
+    )
+    # Layers that are compiled one by one do the same: what comes from the same line of JAX counts together.
+    same = {}
+    for operation in operations:
+        runs, cycles = same.get((operation.part, operation.source), (0, 0))
+        same[operation.part, operation.source] = (
+            runs + operation.times,
+            cycles + operation.times * operation.cycles,
+        )
+    costliest = sorted(same.items(), key=lambda item: -item[1][1])[:10]
+    return dict(
+        step_seconds=seconds,
+        flops=total(operations, "flops") * where.devices,
+        collectives=sent,
+        link_seconds=links,
+        parts={part: cycles / chip.clock for part, cycles in by(operations, "part", "cycles").items()},
+        costliest=[
+            dict(
+                seconds=cycles / chip.clock,
+                share=cycles / chip.clock / seconds,
+                part=part,
+                runs=runs,
+                source=source,
+            )
+            for (part, source), (runs, cycles) in costliest
+        ],
+        cost=cost(job, where, seconds, prices),
+    )
+
+
+def table(plan: Estimate) -> str:
+    """The plan for people."""
+    job, where, memory = plan.job, plan.where, plan.memory
+    lines = [
+        f"{plan.model} on {where}: {plan.method}",
+        "  " + ", ".join(f"{key} {value}" for key, value in plan.choices.items() if value is not None),
+        "",
+        _row("parameters", _number(job.parameters)),
+        _row("FLOPs a step, at least", _number(job.flops)),
+    ]
+    if plan.flops is not None:
+        share = plan.flops / job.flops
+        lines.append(_row("FLOPs a step, compiled", f"{_number(plan.flops)} ({share:.1%})"))
+    lines += ["", "memory of a device, GiB"]
+    names = dict(
+        parameters="parameters", optimizer="optimizer", batch="batch", temporaries="activations, gradients"
+    )
+    names["code"] = "program"
+    for name, words in names.items():
+        if getattr(memory, name):
+            lines.append(_row(words, f"{getattr(memory, name) / GIB:,.2f}"))
+    limit = where.chip.memory_bytes / GIB
+    lines.append(
+        _row(
+            "total",
+            f"{memory.total / GIB:,.2f} of {limit:,.2f}: " + ("fits" if plan.fits else "does not fit"),
+        )
+    )
+    if plan.step_seconds is None:
+        return "\n".join(lines)
+    rate = job.batch_size / plan.step_seconds
+    lines += [
+        "",
+        "time, estimated",
+        _row("step", f"{plan.step_seconds * 1e3:,.1f} ms"),
+        _row("images/s", f"{rate:,.0f} ({rate / where.devices:,.1f} a device)"),
+        _row("MFU", f"{plan.mfu:.1%}"),
+    ]
+    if plan.collectives is not None:
+        sent = ", ".join(f"{kind} {size / 1e9:,.3f} GB" for kind, size in plan.collectives.items()) or "none"
+        lines.append(_row("collectives", sent))
+        lines.append(_row("  were none hidden", f"{plan.link_seconds * 1e3:,.1f} ms more"))
+    run = plan.cost
+    lines += [
+        "",
+        "the run",
+        _row("steps", f"{job.steps:,} ({job.images:,} images)"),
+        _row("exaFLOPs", f"{job.exaflops:,.4g}"),
+        _row("hours", f"{run.hours:,.1f}"),
+        _row("device-days", f"{run.core_days:,.1f} ({run.chip_days:,.1f} chip-days)"),
+        _row("price", (f"${run.dollars:,.0f} at " if run.dollars is not None else "") + run.price),
+    ]
+    if plan.parts:
+        lines += ["", "a step by part"]
+        for part, seconds in plan.parts.items():
+            if seconds >= 0.005 * plan.step_seconds:
+                lines.append(_row(part, f"{seconds * 1e3:,.1f} ms  {seconds / plan.step_seconds:.1%}"))
+    if plan.costliest:
+        lines += ["", "the ten costliest operations"]
+        lines += [
+            f"  {x['seconds'] * 1e3:8.2f} ms {x['share']:6.1%}  {x['runs']:4} x {x['part']}: {x['source']}"
+            for x in plan.costliest
+        ]
+    return "\n".join(lines)
+
+
+def _row(name: str, value: str) -> str:
+    return f"  {name:26}{value}"
+
+
+def _number(value: float) -> str:
+    """With a prefix of the metric system: 100.46 M."""
+    power = min(5, max(0, int(math.log10(max(value, 1)) // 3)))
+    return f"{value / 1000**power:,.2f} {' kMGTP'[power]}".rstrip()

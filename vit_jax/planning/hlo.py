@@ -1,0 +1,259 @@
+"""Reads the text of an optimised HLO module of a TPU: what runs in a step, how often, at what estimated cost.
+
+The TPU compiler writes its own estimate of each operation, in cycles of the core, into the operation's
+`backend_config`. A loop's body is written once and counts as often as it runs.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from vit_jax.models.card import count_taps
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
+    f"{kind}{bits}": bits for kind in "suf" for bits in (4, 8, 16, 32, 64)
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a step on one device; `cycles`, `flops` and `sent` are of one run of it."""
+
+    name: str
+    kind: str  # HLO's: fusion, convolution, all-reduce, ...
+    source: str  # What it was in JAX: jit(train_step)/transpose(jvp())/dot_general
+    part: str  # Of our program: Attention, Mlp, optimizer, ...
+    times: int = 1  # Runs in a step.
+    cycles: int = 0  # The compiler's estimate.
+    flops: int = 0  # Of its matrix products and convolutions.
+    sent: int = 0  # Bytes that a collective brings together: the larger of what goes in and comes out.
+
+
+def total(operations: Iterable[Operation], value: str) -> int:
+    """Sum of `cycles`, `flops` or `sent` over a step."""
+    return sum(operation.times * getattr(operation, value) for operation in operations)
+
+
+def by(operations: Iterable[Operation], key: str, value: str) -> dict[str, int]:
+    """Sums of `cycles`, `flops` or `sent` over a step by `part` or by `kind`, the largest first."""
+    sums = Counter()
+    for operation in operations:
+        sums[getattr(operation, key)] += operation.times * getattr(operation, value)
+    return {name: count for name, count in sums.most_common() if count}
+
+
+def read_operations(text: str) -> list[Operation]:
+    """All operations of the module `compiled.as_text()` that cost something."""
+    module = _Module(text)
+    operations, seen = [], set()
+    for times, instruction in module.walk(module.entry):
+        kind, sent = instruction.opcode, 0
+        for name, inner in module.collectives(instruction):
+            channel = re.search(r"channel_id=(\d+)", inner.rest)
+            # One that runs beside other work is written into each of the fusions that it runs beside.
+            key = channel[1] if channel else inner.name
+            if key not in seen:
+                seen.add(key)
+                kind, sent = name, sent + module.payload(inner)
+        cycles = re.search(r'"estimated_cycles":"(\d+)"', instruction.rest)
+        cycles, flops = int(cycles[1]) if cycles else 0, module.flops(instruction)
+        if cycles or flops or sent:
+            source = re.search(r'op_name="([^"]*)"', instruction.rest)
+            source, part = source[1] if source else "", module.part(instruction)
+            operations.append(Operation(instruction.name, kind, source, part, times, cycles, flops, sent))
+    return operations
+
+
+@dataclass
+class _Instruction:
+    name: str
+    shape: str
+    opcode: str
+    rest: str  # Operands and attributes.
+    operands: list[str]
+    root: bool
+
+
+@dataclass
+class _Computation:
+    instructions: dict[str, _Instruction] = field(default_factory=dict)
+
+    @property
+    def root(self) -> _Instruction:
+        return next(x for x in self.instructions.values() if x.root)
+
+
+class _Module:
+    """The computations of a module by name, and the tables that say where operations come from."""
+
+    def __init__(self, text: str):
+        self.computations: dict[str, _Computation] = {}
+        self.tables: dict[str, dict[int, str]] = {}
+        computation = table = None
+        for line in text.splitlines():
+            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+                table = self.tables.setdefault(line, {})
+            elif table is not None and line[:1].isdigit():
+                number, entry = line.split(" ", 1)
+                table[int(number)] = entry.strip('"')
+            elif line.endswith("{") and (header := re.match(r"(ENTRY )?%?([\w.-]+) ?\(", line)):
+                table, computation = None, self.computations.setdefault(header[2], _Computation())
+                if header[1]:
+                    self.entry = header[2]
+            elif line.startswith("  ") and computation is not None:
+                instruction = _parse(line)
+                computation.instructions[instruction.name] = instruction
+        self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
+
+    def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
+        """What runs in a computation and in its loops and calls, each with how often."""
+        for instruction in self.computations[name].instructions.values():
+            yield times, instruction
+            if instruction.opcode == "while":
+                turns = self.turns(instruction)
+                for inner in _called(instruction, "condition", "body"):
+                    yield from self.walk(inner, times * turns)
+            elif instruction.opcode in ("call", "conditional", "async-start"):
+                names = ("to_apply", "calls", "true_computation", "false_computation", "branch_computations")
+                for inner in _called(instruction, *names):
+                    yield from self.walk(inner, times)
+
+    def turns(self, loop: _Instruction) -> int:
+        """How often a loop runs: its counter goes from 0 to the constant in its condition."""
+        if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+            return int(known[1])
+        (condition,), (body,) = _called(loop, "condition"), _called(loop, "body")
+        condition, body = self.computations[condition], self.computations[body]
+        test = condition.root
+        limits = [self._constant(condition, name) for name in test.operands]
+        counter = [condition.instructions[name] for name in test.operands]
+        index = [re.search(r"index=(\d+)", x.rest) for x in counter if x.opcode == "get-tuple-element"]
+        if test.opcode != "compare" or "direction=LT" not in test.rest or limits[1] is None or not index:
+            raise ValueError(f"cannot tell how often the loop {loop.name} runs")
+        following = body.instructions[body.root.operands[int(index[0][1])]]
+        steps = [self._constant(body, name) for name in following.operands]
+        step = next((s for s in steps if s is not None), 1) if following.opcode == "add" else 1
+        return math.ceil(limits[1] / step)
+
+    def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
+        """The collectives that an operation is or holds, with their kind."""
+        for kind in COLLECTIVES:
+            if instruction.opcode in (kind, f"{kind}-start"):
+                yield kind, instruction
+        if instruction.opcode == "fusion":
+            for name in _called(instruction, "calls"):
+                for inner in self.computations[name].instructions.values():
+                    for kind, found in self.collectives(inner):
+                        yield "reduce-scatter" if "all-reduce-scatter" in name else kind, found
+
+    def payload(self, collective: _Instruction) -> int:
+        """Bytes of what a collective takes or gives, whichever is more."""
+        shapes = self._of[id(collective)].instructions
+        taken = sum(_bytes(shapes[name].shape) for name in collective.operands)
+        given = _bytes(collective.shape) - (taken if collective.opcode.endswith("-start") else 0)
+        return max(taken, given)
+
+    def flops(self, instruction: _Instruction) -> int:
+        """FLOPs of the products in an operation, without those that fall on padding."""
+        if instruction.opcode == "fusion":
+            return sum(
+                self.flops(inner)
+                for name in _called(instruction, "calls")
+                for inner in self.computations[name].instructions.values()
+            )
+        if instruction.opcode not in ("convolution", "dot"):
+            return 0
+        shapes = self._of[id(instruction)].instructions
+        left, right = (_dimensions(shapes[name].shape) for name in instruction.operands[:2])
+        out = _dimensions(instruction.shape)
+        if instruction.opcode == "dot":
+            axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)[1]
+            return 2 * math.prod(out) * math.prod(left[int(a)] for a in axes.split(",") if a)
+        left_labels, right_labels, out_labels = re.search(
+            r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest
+        ).groups()
+        products = out[out_labels.index("b")] * out[out_labels.index("f")] * right[right_labels.index("i")]
+        window = re.search(r"window=\{([^}]*)\}", instruction.rest)
+        window = dict(part.split("=") for part in window[1].split()) if window else {}
+        for axis in sorted(set(left_labels) - set("bf")):
+            at = int(axis)
+            value = {
+                name: int(window[name].split("x")[at]) if name in window else 1
+                for name in ("stride", "lhs_dilate", "rhs_dilate")
+            }
+            before = int(window["pad"].split("x")[at].split("_")[0]) if "pad" in window else 0
+            sizes = (
+                left[left_labels.index(axis)],
+                right[right_labels.index(axis)],
+                out[out_labels.index(axis)],
+            )
+            products *= count_taps(*sizes, value["stride"], before, value["lhs_dilate"], value["rhs_dilate"])
+        return 2 * products
+
+    def part(self, instruction: _Instruction) -> str:
+        """Which part of our program an operation comes from, by the functions it was traced in."""
+        found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
+        frame = int(found[1]) if found else 0
+        outermost = "other"
+        while frame:
+            location, parent = _numbers(self.tables["StackFrames"][frame])
+            frame = parent - 1  # It is written as one more, so that 0 is none.
+            file, function, *_ = _numbers(self.tables["FileLocations"][location])
+            file, function = self.tables["FileNames"][file], self.tables["FunctionNames"][function]
+            function = function.split(".<locals>")[0].removesuffix(".__call__")
+            if "/vit_jax/models/" in file and not file.endswith("layers.py"):
+                return function
+            if file.endswith("/training/step.py") or ("/optax/" in file and "/losses/" not in file):
+                outermost = "optimizer"  # What the step itself does is to take the update or to leave it.
+            elif file.endswith("/training/augment.py"):
+                return "augmentation"
+            elif file.endswith("/training/objective.py"):
+                return "loss"
+        return outermost
+
+    def _constant(self, computation: _Computation, name: str) -> int | None:
+        instruction = computation.instructions[name]
+        found = re.match(r"(-?\d+)\)", instruction.rest)
+        return int(found[1]) if instruction.opcode == "constant" and found else None
+
+
+def _parse(line: str) -> _Instruction:
+    """`  ROOT %name = shape opcode(operands), attributes`; a shape may be a tuple, and has a layout."""
+    head, body = line.strip().split(" = ", 1)
+    end = body.index(" ")
+    while body.count("(", 0, end) != body.count(")", 0, end):
+        end = body.index(" ", end + 1)
+    opcode, _, rest = body[end + 1 :].partition("(")
+    operands = re.findall(r"%([\w.-]+)", rest[: rest.find(")")])
+    root = head.startswith("ROOT ")
+    return _Instruction(head.removeprefix("ROOT ").lstrip("%"), body[:end], opcode, rest, operands, root)
+
+
+def _called(instruction: _Instruction, *attributes: str) -> list[str]:
+    """Names of the computations in these attributes."""
+    names = []
+    for attribute in attributes:
+        if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.-]+)", instruction.rest):
+            names += re.findall(r"[\w.-]+", found[1])
+    return names
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"=(\d+)", text)]
+
+
+def _dimensions(shape: str) -> list[int]:
+    """`bf16[32,197]{1,0:T(8,128)}` -> [32, 197]"""
+    return [int(size) for size in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if size]
+
+
+def _bytes(shape: str) -> int:
+    """Of an array or of all arrays in a tuple, without padding."""
+    arrays = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape)
+    return sum(
+        _BITS.get(kind, 8) * math.prod(int(size) for size in sizes.split(",") if size) // 8
+        for kind, sizes in arrays
+    )

@@ -1,0 +1,182 @@
+"""What a step takes at best, where there is no compiler to ask: GPUs, and the CPU of this machine.
+
+Each matrix product takes as long as its FLOPs or its bytes do, whichever is longer; all else is fused into
+its neighbours, but for the update, which reads and writes the state. What lives in memory are the results of
+products, as long as anything is made from them; the rest is computed anew when it is wanted.
+"""
+
+import copy
+import math
+import os
+import time
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models.card import multiply_adds
+from vit_jax.parallel.chips import CHIPS, Chip
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.planning.compile import Memory, Slice
+from vit_jax.planning.cost import Job, cost
+from vit_jax.planning.estimate import Estimate, choices
+from vit_jax.training.program import abstract_batch, make_program
+
+
+def find_machine(name: str, devices: int | None) -> Slice:
+    """So many GPUs, or this machine's CPU, whose speed is measured here and now."""
+    if name == "cpu":
+        return Slice(_this_cpu(), "", devices or 1)
+    if devices is None:
+        raise UserError(f"give --devices=N with --chip={name}")
+    return Slice(next(chip for chip in CHIPS if chip.name == name), "", devices)
+
+
+def estimate_best(config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict]) -> Estimate:
+    """The plan of devices whose compiler cannot be asked: no run is faster."""
+    sizes = dict(config.mesh)
+    rest = math.prod(size for size in sizes.values() if size is not None)
+    sizes = {axis: where.devices // rest if size is None else size for axis, size in sizes.items()}
+    if math.prod(sizes.values()) != where.devices:
+        raise UserError(
+            f"the mesh {sizes} does not make up {where.devices} device(s) (mesh.data, fsdp, tensor)"
+        )
+    parts = sizes["data"] * sizes["fsdp"]
+    if config.batch_size % (parts * config.micro_batches):
+        raise UserError(
+            f"batch size {config.batch_size} does not divide by {parts} device(s) x {config.micro_batches} "
+            f"micro-batch(es); use a multiple of {parts * config.micro_batches}"
+        )
+    local = copy.deepcopy(config)
+    local.batch_size = config.batch_size // parts
+    local.mesh.data, local.mesh.fsdp, local.mesh.tensor = 1, 1, 1
+    mesh = make_mesh(local.mesh, jax.devices("cpu")[:1])
+    program = make_program(local, num_classes=job.num_classes, steps=job.steps, mesh=mesh)
+    batch = abstract_batch(local, mesh)
+    jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
+
+    chip, tensor = where.chip, sizes["tensor"]
+    work = _Work(chip)
+    work.count(jaxpr)
+    state = {name: _bytes_of(jax.tree.leaves(program.state[name])) for name in ("params", "optimizer")}
+    held = {name: size // (sizes["fsdp"] * tensor) for name, size in state.items()}
+    memory = Memory(
+        parameters=held["params"],
+        optimizer=held["optimizer"],
+        batch=_bytes_of(jax.tree.leaves(batch)),
+        temporaries=_most_alive(jaxpr) // tensor,
+        code=0,
+    )
+    fits = memory.total <= chip.memory_bytes
+    seconds = work.seconds / tensor + 2 * sum(held.values()) / chip.memory_bandwidth
+    return Estimate(
+        model=config.model.name,
+        where=where,
+        choices=choices(config),
+        job=job,
+        method="a roofline, at best: no compiler was asked, and no device waits for another",
+        memory=memory,
+        fits=fits,
+        step_seconds=seconds if fits else None,
+        flops=float(work.flops * parts),
+        cost=cost(job, where, seconds, prices) if fits else None,
+    )
+
+
+class _Work:
+    """Sums over the products of a program."""
+
+    def __init__(self, chip: Chip):
+        self.chip, self.flops, self.seconds = chip, 0, 0.0
+
+    def count(self, jaxpr: core.Jaxpr, times: int = 1) -> None:
+        for equation in jaxpr.eqns:
+            if equation.primitive.name in PRODUCTS:
+                flops = 2 * multiply_adds(equation)
+                moved = _bytes_of([x.aval for x in (*equation.invars, *equation.outvars)])
+                self.flops += times * flops
+                self.seconds += times * max(flops / self.chip.peak_flops, moved / self.chip.memory_bandwidth)
+            turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+            for inner in core.jaxprs_in_params(equation.params):
+                self.count(inner, times * turns)
+
+
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def _most_alive(jaxpr: core.Jaxpr) -> int:
+    """The most bytes of results that are alive at once, in one run of a program; its arguments do not count.
+
+    A result that is not of a product, a sum or a loop stands for the results that it is made of.
+    """
+    sizes: list[int] = []  # Of each result that lives in memory,
+    born: list[int] = []
+    last: list[int] = []  # and the first and the last operation that it is alive in.
+    extra: dict[int, int] = {}  # Bytes that an operation needs within itself.
+    clock = 0
+
+    def run(jaxpr: core.Jaxpr, arguments: list[frozenset]) -> list[frozenset]:
+        nonlocal clock
+        made_of = dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def of(atom) -> frozenset:
+            return frozenset() if isinstance(atom, core.Literal) else made_of.get(atom, frozenset())
+
+        for equation in jaxpr.eqns:
+            clock += 1
+            used = [of(x) for x in equation.invars]
+            everything = frozenset().union(*used)
+            for index in everything:
+                last[index] = clock
+            name, inner = equation.primitive.name, list(core.jaxprs_in_params(equation.params))
+            if inner and name not in ("scan", "while", "cond"):
+                results = run(inner[0], used[-len(inner[0].invars) :])
+            elif inner or name in PRODUCTS or name.startswith("reduce_"):
+                extra[clock] = max((_most_alive(x) for x in inner), default=0)
+                results = []
+                for x in equation.outvars:
+                    results.append(frozenset([len(sizes)]))
+                    sizes.append(_bytes_of([x.aval]))
+                    born.append(clock)
+                    last.append(clock)
+            else:
+                results = [everything] * len(equation.outvars)
+            made_of.update(zip(equation.outvars, results, strict=False))
+        return [of(x) for x in jaxpr.outvars]
+
+    for index in frozenset().union(*run(jaxpr, [frozenset()] * len(jaxpr.invars))):
+        last[index] = max(last[index], born[index])
+    changes = [0] * (clock + 2)
+    for size, start, end in zip(sizes, born, last, strict=True):
+        changes[start] += size
+        changes[end + 1] -= size
+    alive = most = 0
+    for at, change in enumerate(changes):
+        alive += change
+        most = max(most, alive + extra.get(at, 0))
+    return most
+
+
+def _bytes_of(arrays: list) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize"))
+
+
+def _this_cpu() -> Chip:
+    """The CPU of this machine, by a product of matrices and a sum of vectors."""
+
+    def fastest(function, *arguments) -> float:
+        compiled = jax.jit(function).lower(*arguments).compile()
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            jax.block_until_ready(compiled(*arguments))
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    matrix, vector = jnp.ones((2048, 2048)), jnp.ones(2**25)
+    flops = 2 * 2048**3 / fastest(lambda x: x @ x, matrix)
+    bandwidth = 2 * vector.nbytes / fastest(lambda x: x + 1, vector)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Chip("cpu", "cpu", flops, memory, bandwidth, bandwidth)
