@@ -140,7 +140,7 @@ class Soak:
         return processes
 
     def _kill_at_random(self, processes: list[subprocess.Popen], startup: float) -> float:
-        """Waits for a random moment, kills, and returns how long the start had taken."""
+        """Waits for a random moment, kills, and returns how long a start takes to its second step."""
         began = time.monotonic()
         kind = self.random.choices(["starting", "training", "saving"], [3, 5, 2])[0]
         if kind == "starting":
@@ -163,11 +163,12 @@ class Soak:
         killed = time.monotonic()
         for process in processes:
             process.wait(LEAVE_SECONDS)
-        step = max((int(line.split()[0]) for r in self.starts[-1] for line in whole_lines(r)), default=0)
+        begun = max((whole_lines(record) for record in self.starts[-1]), key=len)
         self.rows.append(
             {
-                "moment": "training" if step and kind == "starting" else kind,
-                "step": step,
+                # The first step is compiled yet.
+                "moment": "starting" if len(begun) < 2 else "training" if kind == "starting" else kind,
+                "step": int(begun[-1].split()[0]) if begun else 0,
                 "processes": len(processes),
                 "killed": len(victims),
                 "others_ended_seconds": round(time.monotonic() - killed, 1),
