@@ -33,22 +33,14 @@ CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
 LINES = {
     "depth": {
         "scan": [(depth, 8, 16, dict(depth=depth, scan=True)) for depth in (12, 24, 48, 96)],
-        "unrolled": [(depth, 8, 16, dict(depth=depth, scan=False)) for depth in (12, 24, 48)],
-        "scan, remat full": [
-            (depth, 8, 16, dict(depth=depth, scan=True, remat="full")) for depth in (12, 24, 48, 96)
-        ],
+        "unrolled": [(depth, 8, 16, dict(depth=depth, scan=False)) for depth in (12, 24)],
     },
     "devices": {
         "32 images a device": [(devices, devices, 32, dict(scan=True)) for devices in CUBES],
-        "32 images a device, fsdp 8": [
-            (devices, devices, 32, {"scan": True, "mesh.fsdp": 8}) for devices in CUBES
-        ],
     },
     "images a device": {
         "scan": [(images, 8, images, dict(scan=True)) for images in (8, 16, 32, 64)],
-        "scan, remat full": [
-            (images, 8, images, dict(scan=True, remat="full")) for images in (8, 16, 32, 64, 128)
-        ],
+        "scan, remat full": [(images, 8, images, dict(scan=True, remat="full")) for images in (8, 32, 128)],
     },
 }
 PANELS = ("compile time, s", "memory of a device, GiB", "step, ms (estimated)")

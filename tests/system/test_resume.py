@@ -85,6 +85,27 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
         np.testing.assert_array_equal(got, expected)
 
 
+def test_sigterm_before_the_first_step_stops_all_processes(run, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")
+    address = f"--coordinator=localhost:{free_port()}"
+    pair = [
+        run.start(*SMALL, f"--workdir={tmp_path / 'run'}", address, "--processes=2", f"--process={index}")
+        for index in range(2)
+    ]
+    try:
+        for line in pair[0].stdout:
+            if line.startswith("continuing from"):
+                pair[1].send_signal(signal.SIGTERM)
+                break
+        (out, err), _ = [process.communicate(timeout=200) for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    assert [process.returncode for process in pair] == [0, 0], err
+    assert re.search("^stopped; saved .*/3[1-9];", out, re.MULTILINE), out
+
+
 def test_sigterm_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(run, finished, tmp_path):
     workdir = f"--workdir={tmp_path / 'run'}"
     process = run.start(*SMALL, workdir, module="tests.system.disturbed", DISTURBANCE="terminate")

@@ -155,7 +155,7 @@ def train(
                 console.say(f"first step done {time.time() - started:.1f} s after the start")
                 ledger.enter("train")
                 log.begin(step)
-            last, stopping = step == steps, stop.reached(step)
+            last, stopping = step == steps, stop.reached()
 
             log.flush()  # One step late: the devices work on this step meanwhile.
             if step % config.log_every == 0 or last:

@@ -15,7 +15,7 @@ class StopSignal:
 
     def __enter__(self):
         self._several = jax.process_count() > 1
-        self._received = False
+        self._received, self._asked = False, 0
         self._previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         if not self._several:
             signal.signal(signal.SIGTERM, self._note)
@@ -31,9 +31,14 @@ class StopSignal:
         """Whether to stop at once; of several processes none may do so by itself."""
         return self._received and not self._several
 
-    def reached(self, step: int) -> bool:
-        """Whether all processes are to stop after this step; all ask at every step."""
-        return multihost_utils.reached_preemption_sync_point(step) if self._several else self._received
+    def reached(self) -> bool:
+        """Whether all processes are to stop now; all ask after every step."""
+        if not self._several:
+            return self._received
+        # Counted from the start of the process: JAX has them stop at the number after the highest that
+        # one has reached, exactly, so a signal before the first step of a run that goes on would be lost.
+        self._asked += 1
+        return multihost_utils.reached_preemption_sync_point(self._asked)
 
     def _note(self, number, frame):
         if self._received and number == signal.SIGINT:
