@@ -43,7 +43,7 @@ LINES = {
         "scan, remat full": [(images, 8, images, dict(scan=True, remat="full")) for images in (8, 32, 128)],
     },
 }
-PANELS = ("compile time, s", "memory of a device, GiB", "step, ms (estimated)")
+PANELS = ("compile time, processor seconds", "memory of a device, GiB", "step, ms (estimated)")
 
 
 def main() -> None:

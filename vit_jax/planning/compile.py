@@ -71,7 +71,7 @@ class Compiled:
     memory: Memory
     fits: bool
     operations: tuple[Operation, ...] = ()  # Empty where it does not fit.
-    seconds: float = 0.0  # That compiling took.
+    seconds: float = 0.0  # Of a processor, that compiling took.
     cached: bool = False
 
 
@@ -129,7 +129,7 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
     known = _cache() / f"{hashlib.sha256(described.encode()).hexdigest()}.json"
     if known.exists():
         return replace(_from_json(known.read_text()), cached=True)
-    started = time.monotonic()
+    started = time.process_time()
     state = _state_memory(program)
     try:
         compiled = lowered.compile()
@@ -147,7 +147,7 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
             code=sizes.generated_code_size_in_bytes,
         )
         result = Compiled(memory, True, tuple(read_operations(compiled.as_text())))
-    result = replace(result, seconds=time.monotonic() - started)
+    result = replace(result, seconds=time.process_time() - started)
     _cache().mkdir(parents=True, exist_ok=True)
     temporary = known.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(asdict(result)))
