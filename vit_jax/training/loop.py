@@ -127,7 +127,7 @@ def train(
 
             def go_on():
                 watchdog.done("a batch of the evaluation")
-                return not stop.received
+                return not stop.reached()
 
             ledger.enter("evaluate")
             if figures := evaluate(state["params"], go_on):

@@ -2,47 +2,47 @@
 
 import signal
 
-import jax
-from jax.experimental import multihost_utils
+from jax._src import distributed  # Where JAX keeps its preemption service.
 
 
 class StopSignal:
     """While it is entered, SIGTERM and the first SIGINT are noted instead of obeyed.
 
-    Of several processes JAX's preemption service has SIGTERM: it tells all of them, and names a step
-    that none has begun yet. It is what Orbax's preemption policy asks too.
+    Of several processes JAX's preemption service has SIGTERM. It has all of them stop at the same
+    number of times that they have asked: the one after the highest that any had reached. It is the
+    service that Orbax's preemption policy asks too, but with the step's number, in every save and
+    sometimes of a step that is over. The count would jump and the stop be missed, so Orbax does not
+    get to see the service.
     """
 
     def __enter__(self):
-        self._several = jax.process_count() > 1
-        self._received, self._asked = False, 0
+        self._stopping, self._interrupted, self._asked = False, False, 0
         self._previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        if not self._several:
+        self._service = distributed.global_state.preemption_sync_manager
+        distributed.global_state.preemption_sync_manager = None
+        if self._service is None:
             signal.signal(signal.SIGTERM, self._note)
         signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *_):
+        distributed.global_state.preemption_sync_manager = self._service
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    @property
-    def received(self) -> bool:
-        """Whether to stop at once; of several processes none may do so by itself."""
-        return self._received and not self._several
-
     def reached(self) -> bool:
-        """Whether all processes are to stop now; all ask after every step."""
-        if not self._several:
-            return self._received
-        # Counted from the start of the process: JAX has them stop at the number after the highest that
-        # one has reached, exactly, so a signal before the first step of a run that goes on would be lost.
-        self._asked += 1
-        return multihost_utils.reached_preemption_sync_point(self._asked)
+        """Whether to stop now; all processes ask at the same places."""
+        if self._service is not None and not self._stopping:
+            self._asked += 1
+            self._stopping = self._service.reached_sync_point(self._asked)
+        return self._stopping
 
     def _note(self, number, frame):
-        if self._received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._received = True
-        if self._several:
-            signal.raise_signal(signal.SIGTERM)
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+        if self._service is None:
+            self._stopping = True
+        else:
+            signal.raise_signal(signal.SIGTERM)  # The service's: it tells the others.
