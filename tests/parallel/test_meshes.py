@@ -38,29 +38,18 @@ def losses(*cases: str) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
-    meshes = [f"ViT: {mesh}" for mesh in ("one", "data", "fsdp", "all")]
-    return losses(*meshes, "ViT scanned, full: all", "ViT, dots: fsdp", "hybrid: one", "hybrid: all")
+    return losses("ViT: one", "ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all")
 
 
-@pytest.mark.parametrize("mesh", ["data", "fsdp", "all"])
-def test_every_mesh_gives_the_losses_of_one_device(results, mesh):
-    np.testing.assert_allclose(results[f"ViT: {mesh}"]["losses"], results["ViT: one"]["losses"], rtol=1e-5)
-
-
-@pytest.mark.parametrize("case", ["ViT scanned, full: all", "ViT, dots: fsdp"])
-def test_scan_and_remat_change_no_loss(results, case):
+@pytest.mark.parametrize("case", ["ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all"])
+def test_no_mesh_scan_or_remat_changes_the_losses(results, case):
     np.testing.assert_allclose(results[case]["losses"], results["ViT: one"]["losses"], rtol=1e-5)
-
-
-def test_resnets_divide_too(results):
-    np.testing.assert_allclose(results["hybrid: all"]["losses"], results["hybrid: one"]["losses"], rtol=1e-4)
-    assert results["hybrid: all"]["share"] < 0.35
 
 
 def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT: data"]["share"] == 1
-    assert results["ViT: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.
-    assert results["ViT: all"]["share"] < 0.4
+    assert results["ViT, dots: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.
+    assert results["ViT scanned, full: all"]["share"] < 0.4
 
 
 @pytest.mark.slow

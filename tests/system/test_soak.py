@@ -4,7 +4,7 @@ from tests.system.soak import Soak, same_parameters
 
 
 def test_two_processes_killed_at_random_moments_end_as_if_they_were_not(tmp_path):
-    soak = Soak(tmp_path / "soak", kills=3, counts=(2,), seed=1)
+    soak = Soak(tmp_path / "soak", kills=2, counts=(2,), seed=1)
     result = soak.run()
     assert result["epochs_with_every_image_once"] == result["epochs"]
     assert same_parameters(soak.workdir, soak.undisturbed())
