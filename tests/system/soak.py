@@ -157,7 +157,9 @@ class Soak:
                 self._wait(processes, self.random.uniform(0, 0.1), lambda: not writing())
         for process in processes:
             assert process.poll() is None, f"process ended by itself with {process.returncode}: {self._log()}"
-        victims = processes if self.random.random() < 0.5 else [self.random.choice(processes)]
+        # Of a process that is not connected yet nobody knows that it died: the others would wait for it.
+        every = kind == "starting" or self.random.random() < 0.5
+        victims = processes if every else [self.random.choice(processes)]
         for process in victims:
             process.send_signal(signal.SIGKILL)
         killed = time.monotonic()
