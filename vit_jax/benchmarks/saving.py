@@ -21,7 +21,7 @@ def measure(pairs: int = 6) -> None:
     """Prints the throughput of 20 steps with a checkpoint and of 20 without, which take turns.
 
     ViT-Ti/16 at batch 8. Bytes and operations both grow with the parameters, so what matters is how
-    much is computed for a byte: two CPU cores write about 4 MB/s here, where each of 64 hosts of TPU v3
+    much is computed for a byte: two CPU cores write 3 MB/s here, where each of 64 hosts of TPU v3
     would write 3 MB/s of a ViT of any size, at 64 images a core and an MFU of 40 %. The time with a
     checkpoint includes the end of its writing.
     """
