@@ -18,7 +18,7 @@ ALLOWED = {
     "training": {"models", "data", "parallel", "config", "interop"},
     "load": {"interop", "training"},
     "command": {"config"},
-    "planning": {"models", "data", "parallel", "training"},
+    "planning": {"config", "models", "data", "parallel", "training"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "load"},
 }
 PARTS = sorted(

@@ -35,15 +35,12 @@ def main(arguments: list[str]) -> None:
     check(CONFIG.value)
     os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
 
-    from vit_jax.parallel.chips import CHIPS
+    from vit_jax.parallel.chips import find_chip
     from vit_jax.planning import advice, cost, roofline
     from vit_jax.planning.compile import find_slice
     from vit_jax.planning.estimate import estimate, make_job, table
 
-    names = [chip.name for chip in CHIPS] + ["cpu"]
-    if CHIP.value not in names:
-        raise UserError(f"unknown chip {CHIP.value!r} (--chip); there are: {', '.join(names)}")
-    is_tpu = any(chip.name == CHIP.value and chip.topologies for chip in CHIPS)
+    is_tpu = CHIP.value != "cpu" and bool(find_chip(CHIP.value).topologies)
     find = find_slice if is_tpu else roofline.find_machine
     where = find(CHIP.value, TOPOLOGY.value if is_tpu else DEVICES.value)
     prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)

@@ -16,7 +16,7 @@ from tests.parallel.meshes import MESHES, MODELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, model_factory
 from vit_jax.parallel.mesh import check_batch, make_mesh
-from vit_jax.parallel.rules import parameter_shardings
+from vit_jax.parallel.rules import parameter_shardings, path_name
 
 EIGHT = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
@@ -76,7 +76,7 @@ def places(name: str, data: int = 1, fsdp: int = 1, tensor: int = 1, num_classes
     model = abstract(model_factory(name, num_classes=num_classes, image_size=224))
     params = nnx.to_pure_dict(nnx.state(model))
     placed = jax.tree.leaves_with_path(parameter_shardings(mesh, params))
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): x.spec for path, x in placed}
+    return {path_name(path): x.spec for path, x in placed}
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "ViT-H/14", "R50+ViT-L/16", "BiT-R152x2"])

@@ -1,10 +1,10 @@
 """Programs compiled for TPUs that are not here."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 
+from tests.test_config import load
 from vit_jax.errors import UserError
 from vit_jax.planning import advice
 from vit_jax.planning.compile import compile_step, find_slice
@@ -15,7 +15,6 @@ needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
 )
 WHERE = find_slice("v5e", "2x2")
-CONFIGS = Path(__file__).parents[2] / "configs"
 PRICES = {"v5e": {"dollars": 1.2, "of": "here"}}
 
 
@@ -26,16 +25,9 @@ def cache(tmp_path_factory):
         yield
 
 
-def load_config(name):
-    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
-
-
 def small(**changes):
     """A model of two layers on four patches, of 128 units so that fsdp divides its kernels."""
-    config = load_config("quickstart")
+    config = load("quickstart")
     config.model.update(dict(dim=128, depth=2, hidden=256, heads=2, dtype="bfloat16"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
     return advice.changed(config, changes)

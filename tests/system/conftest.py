@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
+
+import vit_jax
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +32,12 @@ SMALL = (
     "--config.checkpoint.every=10",
     "--config.evaluate_every=20",
 )
+
+
+def parameters(workdir: Path) -> list[np.ndarray]:
+    """Of the newest checkpoint."""
+    model = vit_jax.load_model(workdir, say=str)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))]
 
 
 def free_port() -> int:
@@ -58,6 +69,14 @@ class Runner:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def start_pair(self, *arguments, of_each=((), ()), **options) -> list[subprocess.Popen]:
+        """Two processes of one run over loopback; `of_each` has the arguments that differ."""
+        address = f"--coordinator=localhost:{free_port()}"
+        return [
+            self.start(*arguments, *own, address, "--processes=2", f"--process={index}", **options)
+            for index, own in enumerate(of_each)
+        ]
 
     def __call__(self, *arguments, **environment) -> subprocess.CompletedProcess:
         process = self.start(*arguments, **environment)

@@ -18,13 +18,10 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
-from flax import nnx
 from PIL import Image
 
-import vit_jax
-from tests.system.conftest import ROOT, free_port
+from tests.system.conftest import ROOT, SMALL, free_port, parameters
 
 IMAGES, BATCH, SAVE_EVERY = 320, 32, 7
 LEAVE_SECONDS = 30  # In which the others end after one of them has died.
@@ -104,13 +101,7 @@ class Soak:
 
     def _start(self, count: int, pace: float) -> list[subprocess.Popen]:
         arguments = [
-            "--config=configs/quickstart.py",
-            "--config.model.dim=16",
-            "--config.model.depth=1",
-            "--config.model.hidden=32",
-            "--config.model.heads=2",
-            "--config.model.dropout=0.1",
-            "--config.optimizer.warmup_steps=5",
+            *SMALL,
             "--config.data.source=folder",
             f"--config.data.path={images(self.folder.parent / 'images')}",
             f"--config.batch_size={BATCH}",
@@ -204,11 +195,6 @@ def images(folder: Path) -> Path:
 
 def whole_lines(path: Path) -> list[str]:
     return path.read_text().split("\n")[:-1] if path.exists() else []
-
-
-def parameters(workdir: Path) -> list[np.ndarray]:
-    model = vit_jax.load_model(workdir, say=str)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))]
 
 
 def same_parameters(one: Path, other: Path) -> bool:

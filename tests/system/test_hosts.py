@@ -14,14 +14,6 @@ from tests.system.conftest import ROOT, SMALL, free_port
 LIMIT_SECONDS = 30
 
 
-def start_pair(run, *arguments, of_each=((), ()), **options):
-    address = f"--coordinator=localhost:{free_port()}"
-    return [
-        run.start(*arguments, *own, address, "--processes=2", f"--process={index}", **options)
-        for index, own in enumerate(of_each)
-    ]
-
-
 def finish(pair) -> list[tuple[int, str]]:
     """Exit code and errors of each; no process of theirs is left, not even a zombie."""
     try:
@@ -51,7 +43,7 @@ def in_session(session: int) -> bool:
 
 def test_hosts_with_different_configs_are_named(run, tmp_path):
     arguments = (*SMALL, f"--workdir={tmp_path / 'run'}")
-    pair = start_pair(run, *arguments, of_each=((), ("--config.optimizer.learning_rate=1.0",)))
+    pair = run.start_pair(*arguments, of_each=((), ("--config.optimizer.learning_rate=1.0",)))
     leader, other = finish(pair)
     assert leader[0] == other[0] == 2
     assert re.fullmatch(
@@ -67,7 +59,7 @@ def test_workdir_that_is_not_shared_is_named(run, tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
     own = [(f"--workdir={tmp_path / name}",) for name in "01"]
-    leader, other = finish(start_pair(run, *SMALL, of_each=own))
+    leader, other = finish(run.start_pair(*SMALL, of_each=own))
     assert leader[0] == other[0] == 2
     assert re.fullmatch(
         rf"error: process 1 \(.*\): the workdir {tmp_path}/1 is not that of process 0 \(.*\): "
@@ -120,7 +112,7 @@ def kill(pair, victim: int, when: Path) -> str:
 
 def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
     arguments = (*SMALL, "--config.evaluate_every=40", f"--workdir={tmp_path / 'run'}")
-    pair = start_pair(run, *arguments, "--config.data.workers=1")
+    pair = run.start_pair(*arguments, "--config.data.workers=1")
     line = kill(pair, 1, when=tmp_path / "run" / "checkpoints" / "10")
     assert re.fullmatch(r"error: process 1 \(.*\) died; the same command goes on .*", line)
     alone = run(*arguments)
@@ -129,6 +121,6 @@ def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
 
 
 def test_killed_leader_is_named(run, tmp_path):
-    pair = start_pair(run, *SMALL, f"--workdir={tmp_path / 'run'}")
+    pair = run.start_pair(*SMALL, f"--workdir={tmp_path / 'run'}")
     line = kill(pair, 0, when=tmp_path / "run" / "config.json")
     assert re.fullmatch(r"error: process 0 \(.*\) died; the same command goes on .*", line)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.system.conftest import FAST_COMPILE, SMALL, free_port
+from tests.system.conftest import FAST_COMPILE, SMALL
 from vit_jax.training.goodput import KINDS
 
 
@@ -65,11 +65,8 @@ def one_device(run, tmp_path_factory) -> list[float]:
 
 def test_two_processes_of_four_devices_give_the_losses_of_one_device(run, one_device, tmp_path):
     arguments = (*WIDE, "--config.mesh.fsdp=8", f"--workdir={tmp_path / 'run'}")
-    address = f"--coordinator=localhost:{free_port()}"
     four = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=4"}
-    started = [
-        run.start(*arguments, address, "--processes=2", f"--process={index}", **four) for index in range(2)
-    ]
+    started = run.start_pair(*arguments, **four)
     try:
         outputs = [process.communicate(timeout=200) for process in started]
     finally:

@@ -8,18 +8,10 @@ import signal
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from flax import nnx
 
-import vit_jax
-from tests.system.conftest import SMALL, free_port
-
-
-def parameters(workdir: Path) -> list[np.ndarray]:
-    model = vit_jax.load_model(workdir)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))]
+from tests.system.conftest import SMALL, parameters
 
 
 def figures(workdir: Path) -> list[dict]:
@@ -88,11 +80,7 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
 def test_sigterm_before_the_first_step_stops_all_processes(run, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")
-    address = f"--coordinator=localhost:{free_port()}"
-    pair = [
-        run.start(*SMALL, f"--workdir={tmp_path / 'run'}", address, "--processes=2", f"--process={index}")
-        for index in range(2)
-    ]
+    pair = run.start_pair(*SMALL, f"--workdir={tmp_path / 'run'}")
     try:
         for line in pair[0].stdout:
             if line.startswith("continuing from"):
@@ -142,11 +130,7 @@ def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
     for path in (tmp_path / "run" / "checkpoints" / "40" / "params").rglob("*"):
         if path.is_file():
             os.truncate(path, path.stat().st_size // 2)
-    address = f"--coordinator=localhost:{free_port()}"
-    pair = [
-        run.start(*SMALL, f"--workdir={tmp_path / 'run'}", address, "--processes=2", f"--process={index}")
-        for index in range(2)
-    ]
+    pair = run.start_pair(*SMALL, f"--workdir={tmp_path / 'run'}")
     try:
         (out, err), _ = [process.communicate(timeout=200) for process in pair]
     finally:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from vit_jax.errors import UserError
+
 GIB = 2**30
 
 
@@ -50,6 +52,19 @@ CHIPS = (
     Chip("h100", "NVIDIA H100", 989e12, 80e9, 3350e9, 450e9),
     Chip("h200", "NVIDIA H200", 989e12, 141e9, 4800e9, 450e9),
 )
+
+
+def find_chip(name: str) -> Chip:
+    """The chip of this name.
+
+    Raises:
+      UserError: there is none.
+    """
+    for chip in CHIPS:
+        if chip.name == name:
+            return chip
+    names = ", ".join([*(chip.name for chip in CHIPS), "cpu"])
+    raise UserError(f"unknown chip {name!r} (--chip); there are: {names}")
 
 
 def peak_flops(device_kind: str) -> float | None:

@@ -6,12 +6,30 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # What the images of a batch are divided over.
+
+
+def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]:
+    """Sizes of the axes for so many devices; None for one of them takes all the rest.
+
+    Raises:
+      UserError: the sizes do not make up the devices.
+    """
+    given = {axis: sizes[axis] for axis in AXES}
+    rest = math.prod(size for size in given.values() if size is not None)
+    shape = tuple(devices // rest if size is None else size for size in given.values())
+    if math.prod(shape) != devices or list(given.values()).count(None) > 1:
+        words = " x ".join(f"{axis} {'?' if size is None else size}" for axis, size in given.items())
+        raise UserError(
+            f"the mesh {words} does not make up {devices} device(s): the sizes' product must "
+            "(mesh.data, mesh.fsdp, mesh.tensor; None for one of them takes the rest)"
+        )
+    return shape
 
 
 def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -20,22 +38,11 @@ def make_mesh(sizes: Mapping[str, int | None], devices: Sequence[jax.Device] | N
     Neighbours on `tensor`, then on `fsdp`, are neighbours in the machine; where it has several slices,
     `data` goes across them.
 
-    Args:
-      sizes: of each axis; None for one axis takes all the rest.
-
     Raises:
-      UserError: the sizes do not make up the devices.
+      UserError: as `mesh_shape` does, or `data` does not divide by the slices.
     """
     devices = jax.devices() if devices is None else list(devices)
-    given = {axis: sizes[axis] for axis in AXES}
-    rest = math.prod(size for size in given.values() if size is not None)
-    shape = [len(devices) // rest if size is None else size for size in given.values()]
-    if math.prod(shape) != len(devices) or list(given.values()).count(None) > 1:
-        words = " x ".join(f"{axis} {'?' if size is None else size}" for axis, size in given.items())
-        raise UserError(
-            f"the mesh {words} does not make up {len(devices)} device(s): the sizes' product must "
-            "(mesh.data, mesh.fsdp, mesh.tensor; None for one of them takes the rest)"
-        )
+    shape = mesh_shape(sizes, len(devices))
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     split_axes = "lite" in devices[0].device_kind or "v5e" in devices[0].device_kind
     if slices == 1:
@@ -61,12 +68,12 @@ def split_batch(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
-def batch_parts(mesh: Mesh) -> int:
+def batch_parts(mesh: Mesh | AbstractMesh) -> int:
     """How many parts a batch is divided into."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def check_batch(mesh: Mesh, batch_size: int, micro_batches: int = 1) -> None:
+def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int = 1) -> None:
     """Raises UserError when a global batch (in micro-batches) does not divide over the mesh."""
     unit = batch_parts(mesh) * micro_batches
     if batch_size <= 0 or batch_size % unit:

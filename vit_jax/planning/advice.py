@@ -23,12 +23,7 @@ _LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
     """The config with other values."""
     config = copy.deepcopy(config)
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        part = config
-        for name in path:
-            part = part[name]
-        part[last] = value
+    config.update_from_flattened_dict(changes)
     return config
 
 

@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.parallel.chips import CHIPS, GIB, Chip
+from vit_jax.parallel.chips import GIB, Chip, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.training.program import Program, abstract_batch, make_program
@@ -81,10 +81,7 @@ def find_slice(name: str, topology: str | None) -> Slice:
     Raises:
       UserError: there is no such chip or topology.
     """
-    chips = {chip.name: chip for chip in CHIPS if chip.topologies}
-    if name not in chips:
-        raise UserError(f"unknown TPU {name!r} (--chip); there are: {', '.join(chips)}")
-    chip = chips[name]
+    chip = find_chip(name)
     if topology not in chip.topologies:
         raise UserError(
             f"no topology {topology or ''!r} of TPU {name} (--topology, in chips); there are: "

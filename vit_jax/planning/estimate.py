@@ -6,6 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import leaves
 from vit_jax.models import abstract, count_multiply_adds, count_parameters, model_factory
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
@@ -81,13 +82,8 @@ def make_job(config: ConfigDict, images: int | None) -> Job:
 
 def choices(config: ConfigDict) -> dict[str, Any]:
     """The values of `CHOICES`."""
-    flat = {}
-    for key in CHOICES:
-        value = config
-        for name in key.split("."):
-            value = value[name]
-        flat[key] = value
-    return flat
+    values = dict(leaves(config))
+    return {key: values[key] for key in CHOICES}
 
 
 def estimate(config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict]) -> Estimate:

@@ -13,12 +13,13 @@ import time
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.card import multiply_adds
-from vit_jax.parallel.chips import CHIPS, Chip
-from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.chips import Chip, find_chip
+from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mesh_shape
 from vit_jax.planning.compile import Memory, Slice
 from vit_jax.planning.cost import Job, cost
 from vit_jax.planning.estimate import Estimate, choices
@@ -31,24 +32,14 @@ def find_machine(name: str, devices: int | None) -> Slice:
         return Slice(_this_cpu(), "", devices or 1)
     if devices is None:
         raise UserError(f"give --devices=N with --chip={name}")
-    return Slice(next(chip for chip in CHIPS if chip.name == name), "", devices)
+    return Slice(find_chip(name), "", devices)
 
 
 def estimate_best(config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict]) -> Estimate:
     """The plan of devices whose compiler cannot be asked: no run is faster."""
-    sizes = dict(config.mesh)
-    rest = math.prod(size for size in sizes.values() if size is not None)
-    sizes = {axis: where.devices // rest if size is None else size for axis, size in sizes.items()}
-    if math.prod(sizes.values()) != where.devices:
-        raise UserError(
-            f"the mesh {sizes} does not make up {where.devices} device(s) (mesh.data, fsdp, tensor)"
-        )
-    parts = sizes["data"] * sizes["fsdp"]
-    if config.batch_size % (parts * config.micro_batches):
-        raise UserError(
-            f"batch size {config.batch_size} does not divide by {parts} device(s) x {config.micro_batches} "
-            f"micro-batch(es); use a multiple of {parts * config.micro_batches}"
-        )
+    whole = AbstractMesh(mesh_shape(config.mesh, where.devices), AXES)
+    check_batch(whole, config.batch_size, config.micro_batches)
+    parts, tensor = batch_parts(whole), whole.shape["tensor"]
     local = copy.deepcopy(config)
     local.batch_size = config.batch_size // parts
     local.mesh.data, local.mesh.fsdp, local.mesh.tensor = 1, 1, 1
@@ -57,11 +48,11 @@ def estimate_best(config: ConfigDict, job: Job, where: Slice, prices: dict[str, 
     batch = abstract_batch(local, mesh)
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
 
-    chip, tensor = where.chip, sizes["tensor"]
+    chip = where.chip
     work = _Work(chip)
     work.count(jaxpr)
     state = {name: _bytes_of(jax.tree.leaves(program.state[name])) for name in ("params", "optimizer")}
-    held = {name: size // (sizes["fsdp"] * tensor) for name, size in state.items()}
+    held = {name: size // (whole.shape["fsdp"] * tensor) for name, size in state.items()}
     memory = Memory(
         parameters=held["params"],
         optimizer=held["optimizer"],

@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from vit_jax.errors import UserError
+from vit_jax.parallel.rules import path_name
 
 DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
 
@@ -321,8 +322,7 @@ def _sum_of_bits(array: jax.Array) -> jax.Array:
 def _arrays(tree: dict) -> dict[str, str]:
     """Path -> type and shape of every array, in items or in what Orbax says of them."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{np.dtype(x.dtype)}{list(x.shape)}"
-        for path, x in jax.tree.leaves_with_path(tree)
+        path_name(path): f"{np.dtype(x.dtype)}{list(x.shape)}" for path, x in jax.tree.leaves_with_path(tree)
     }
 
 

@@ -35,13 +35,10 @@ class Program(NamedTuple):
         """The state before the first step, each process making what its devices hold."""
         params = nnx.to_pure_dict(nnx.state(self._build_on_host(seed)))
         params = jax.tree.map(_place, params, self.state["params"])
-        init = jax.jit(
-            lambda params: self.optimizer.init(params),
-            out_shardings=jax.tree.map(lambda x: x.sharding, self.state["optimizer"]),
-        )
-        rest = {name: x for name, x in init_state(params, None).items() if name in ("step", "skipped")}
-        rest = jax.device_put(rest, replicated(self.mesh))
-        return {"params": params, "optimizer": init(params)} | rest
+        places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
+        state = init_state(params, jax.jit(self.optimizer.init, out_shardings=places)(params))
+        counts = jax.device_put({name: state[name] for name in ("step", "skipped")}, replicated(self.mesh))
+        return state | counts
 
     def flops(self) -> float:
         """Operations of a training step for each image, at least: a multiply-add is two, and the backward
