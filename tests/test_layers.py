@@ -19,7 +19,7 @@ ALLOWED = {
     "load": {"interop", "training"},
     "command": {"config"},
     "planning": {"config", "models", "data", "parallel", "training"},
-    "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "load"},
+    "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "planning", "load"},
 }
 PARTS = sorted(
     {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}

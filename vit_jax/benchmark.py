@@ -6,10 +6,13 @@ input: images/s that a core turns into training crops, beside tf.data, Pillow an
 resume: seconds to the first batch at example 10 and at example 100 million.
 saving: training with a checkpoint every 20 steps, beside none.
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
+tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU, beside
+  others' code (--against) from checkouts in the folder --checkouts.
 """
 
 import importlib
 
+from absl import flags
 from ml_collections import config_flags
 
 from vit_jax import command
@@ -17,7 +20,15 @@ from vit_jax.config import check
 from vit_jax.errors import UserError, nearest
 
 CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "The job that is measured.")
-BENCHMARKS = ("overhead", "load", "input", "resume", "saving", "memory")
+MODELS = flags.DEFINE_list("models", ["ViT-B/16"], "Models that are measured.")
+IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "Their images' height and width.", lower_bound=1)
+IMAGES = flags.DEFINE_integer("images", 64, "Images on each device.", lower_bound=1)
+SLICES = flags.DEFINE_list("slices", ["v3:2x2", "v5e:2x2"], "For `tpu`: chips and topologies.")
+AGAINST = flags.DEFINE_list(
+    "against", [], "Others' code to measure beside ours: vision_transformer, big_vision."
+)
+CHECKOUTS = flags.DEFINE_string("checkouts", None, "The folder with the others' checkouts.")
+BENCHMARKS = ("overhead", "load", "input", "resume", "saving", "memory", "tpu")
 
 
 def main(arguments: list[str]) -> None:
@@ -29,6 +40,10 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "overhead":
         check(CONFIG.value)
         benchmark.measure(CONFIG.value)
+    elif arguments[0] == "tpu":
+        benchmark.measure(
+            MODELS.value, SLICES.value, IMAGES.value, IMAGE_SIZE.value, AGAINST.value, CHECKOUTS.value
+        )
     else:
         benchmark.measure()
 

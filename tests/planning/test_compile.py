@@ -26,8 +26,12 @@ def cache(tmp_path_factory):
 
 
 def small(**changes):
-    """A model of two layers on four patches, of 128 units so that fsdp divides its kernels."""
+    """A model of two layers on four patches, of 128 units so that fsdp divides its kernels.
+
+    The head reads all tokens, so that the last layer, half the model here, computes them all.
+    """
     config = load("quickstart")
+    config.model.pooling = "gap"
     config.model.update(dict(dim=128, depth=2, hidden=256, heads=2, dtype="bfloat16"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
     return advice.changed(config, changes)

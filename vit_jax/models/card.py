@@ -10,6 +10,9 @@ import numpy as np
 from flax import nnx
 from jax.extend import core
 
+from vit_jax.models.layers import placing
+from vit_jax.models.vit import ViT
+
 
 @dataclass(frozen=True)
 class ModelCard:
@@ -58,11 +61,18 @@ def count_multiply_adds(model: nnx.Module) -> int:
     """Multiply-adds of one image's forward pass: matrix products and convolutions, as JAX traces them.
 
     The papers' "GFLOPs" count one multiply-add as one, and nothing where a kernel lies on padding.
+    They count all tokens of the last layer, also where a ViT does not compute those that nobody reads.
     `model` may be abstract.
     """
     graphdef, params = nnx.split(model)
     images = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.float32)
-    return _count(jax.make_jaxpr(lambda params, x: nnx.merge(graphdef, params)(x))(params, images).jaxpr)
+
+    def forward(params, images):
+        model = nnx.merge(graphdef, params)
+        return model(images, whole=True) if isinstance(model, ViT) else model(images)
+
+    with placing(lambda _, x: x, platform="cpu"):
+        return _count(jax.make_jaxpr(forward)(params, images).jaxpr)
 
 
 def _count(jaxpr: core.Jaxpr) -> int:

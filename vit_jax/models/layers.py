@@ -17,6 +17,7 @@ REMAT = {
 }
 
 _place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar("place", default=lambda _, x: x)
+_platform: ContextVar[str | None] = ContextVar("platform", default=None)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
@@ -24,14 +25,21 @@ def named(name: str, x: jax.Array) -> jax.Array:
     return _place.get()(name, x)
 
 
+def platform() -> str:
+    """What a model is traced for: `cpu`, `gpu` or `tpu`."""
+    return _platform.get() or jax.default_backend()
+
+
 @contextlib.contextmanager
-def placing(place: Callable[[str, jax.Array], jax.Array]) -> Iterator[None]:
-    """While it is entered (and a model traced), `place(name, x)` is applied to every named activation."""
-    token = _place.set(place)
+def placing(place: Callable[[str, jax.Array], jax.Array], platform: str) -> Iterator[None]:
+    """While it is entered, models are traced for such devices, and `place(name, x)` is applied to every
+    named activation."""
+    tokens = _place.set(place), _platform.set(platform)
     try:
         yield
     finally:
-        _place.reset(token)
+        _place.reset(tokens[0])
+        _platform.reset(tokens[1])
 
 
 def run_layers(

@@ -6,6 +6,7 @@ when a call brings `rngs`, and only then.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.models.layers import REMAT, named, run_layers
+from vit_jax.models.attention import attend
+from vit_jax.models.layers import REMAT, named, platform, run_layers
 from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
 from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
 
@@ -58,7 +60,6 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         head_dim = dim // heads
-        # One product for all three.
         self.qkv = nnx.LinearGeneral(
             dim, (3, heads, head_dim), kernel_init=_fused_xavier(dim, dim, 3), dtype=dtype, rngs=rngs
         )
@@ -77,26 +78,40 @@ class Attention(nnx.Module):
         x: jax.Array,
         offsets: np.ndarray | None = None,
         rotation: tuple[np.ndarray, np.ndarray] | None = None,
+        read: int | None = None,
     ) -> jax.Array:
         """`[batch, ..., tokens, dim]` to the same shape. The softmax is taken in float32.
 
         Args:
           offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
           rotation: cosines and sines `[tokens, head_dim]` that turn queries and keys.
+          read: attend from so many tokens only, the first.
         """
-        query, key, value = jnp.moveaxis(named("heads", self.qkv(x)), -3, 0)
+        query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
-            query, key = rotate(query, *rotation), rotate(key, *rotation)
+            query, key = rotate(query, *(table[:read] for table in rotation)), rotate(key, *rotation)
         bias = None
         if offsets is not None:
-            table = self.relative_embedding[...].astype(query.dtype)[offsets]
+            table = self.relative_embedding[...].astype(query.dtype)[offsets[:read]]
             bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
         # More axes before the tokens than the batch are lines of a grid, each for itself.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
-        attended = jax.nn.dot_product_attention(*lines, bias=bias)
+        attended = attend(*lines, bias=bias)
         return self.out(named("heads", attended.reshape(query.shape)))
+
+    def project(self, x: jax.Array, read: int | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries of the first `read` tokens, keys and values, `[batch, ..., tokens, heads, head_dim]`."""
+        kernel, bias = self.qkv.kernel[...], self.qkv.bias[...].astype(x.dtype)
+        if read is None and platform() != "tpu":
+            fused = jnp.einsum("...c,cshd->...shd", x, kernel.astype(x.dtype)) + bias
+            return tuple(jnp.moveaxis(fused, -3, 0))
+        # Products of their own have better layouts on a TPU.
+        return tuple(
+            jnp.einsum("...c,chd->...hd", tokens, kernel[:, part].astype(x.dtype)) + bias[part]
+            for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
+        )
 
 
 class Mlp(nnx.Module):
@@ -164,12 +179,18 @@ class EncoderBlock(nnx.Module):
         self.scale2 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
 
     def __call__(
-        self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None, **positions
+        self,
+        x: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        stochastic_depth=None,
+        read: int | None = None,
+        **positions,
     ) -> jax.Array:
         """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`.
 
         Args:
           stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart.
+          read: return so many tokens only, the first.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
@@ -178,7 +199,8 @@ class EncoderBlock(nnx.Module):
             branch = drop(branch, self.dropout, rngs)
             return drop(branch, skipped, rngs, (len(x),) + (1,) * (x.ndim - 1))
 
-        x = x + finish(self.attention(self.norm1(x), **positions), self.scale1)
+        branch = self.attention(self.norm1(x), read=read, **positions)
+        x = (x if read is None else x[..., :read, :]) + finish(branch, self.scale1)
         return x + finish(self.mlp(self.norm2(x), rngs), self.scale2)
 
 
@@ -437,15 +459,16 @@ class ViT(nnx.Module):
         two_heads = num_classes and distillation == "heads"
         self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
 
-    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None, *, whole: bool = False) -> jax.Array:
         """Float images in [-1, 1], `[batch, height, width, channels]`, to logits `[batch, classes]`.
 
         Args:
           rngs: a `dropout` stream; with it the call is a training call.
+          whole: compute all tokens of the last layer, also those that the head does not read.
         """
         x = drop(self.embed(images), self.dropout, rngs)
-        x = self.norm(self.encode(x, rngs))
-        return self.classify(x)
+        read = self.special if self.pooling == "cls" and not whole else None
+        return self.classify(self.norm(self.encode(x, rngs, read)))
 
     def embed(self, images: jax.Array) -> jax.Array:
         """Images to tokens with their positions, `[batch, tokens, dim]`."""
@@ -470,8 +493,12 @@ class ViT(nnx.Module):
         """Stochastic depth of a layer."""
         return self.stochastic_depth * layer / max(1, self.depth - 1)
 
-    def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """All layers, `[batch, tokens, dim]` to the same shape."""
+    def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None, read: int | None = None) -> jax.Array:
+        """All layers, `[batch, tokens, dim]` to the same shape.
+
+        Args:
+          read: return so many tokens only, the first; the last layer computes no others.
+        """
         positions = {}
         if self.position == "relative":
             positions["offsets"] = relative_offsets(self.grid, self.special, self.registers)
@@ -490,17 +517,19 @@ class ViT(nnx.Module):
                 positions=self.position_embedding[layer]() if every else None,
             )
 
-        def call(block, x, inputs):
+        def call(block, x, inputs, **read):
             table = self.position_embedding() if self.position_at == "shared" else inputs["positions"]
             if table is not None:
                 x = x + jnp.pad(table, ((0, 0), (0, self.registers), (0, 0))).astype(x.dtype)
             rngs = None if inputs["key"] is None else nnx.Rngs(dropout=inputs["key"])
-            x = block(x, rngs, stochastic_depth=inputs["stochastic_depth"], **positions)
+            x = block(x, rngs, stochastic_depth=inputs["stochastic_depth"], **positions, **read)
             return named("tokens", x)
 
         own = [inputs(number, layer) for number, layer in enumerate(self.blocks)]
         blocks = list(self.blocks.values())
-        return run_layers(call, blocks, named("tokens", x), own, remat=self.remat, scan=self.scan)
+        x, last = named("tokens", x), len(blocks) if read is None else len(blocks) - 1
+        x = run_layers(call, blocks[:last], x, own[:last], remat=self.remat, scan=self.scan)
+        return run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=self.remat)
 
     def classify(self, x: jax.Array) -> jax.Array:
         """Normalised tokens `[batch, tokens, dim]` to logits, or to what would enter the head."""

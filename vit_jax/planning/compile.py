@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.parallel.chips import GIB, Chip, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
-from vit_jax.training.program import Program, abstract_batch, make_program
+from vit_jax.training.program import abstract_batch, make_program
 
 VERSION = "1"  # Of what is kept in the cache.
 
@@ -121,13 +121,22 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
     batch = abstract_batch(config, mesh)
     lowered = program.train_step.lower(program.state, program.metrics, batch)
+    return compile_lowered(lowered, where, program.state["params"], program.state["optimizer"])
+
+
+def compile_lowered(lowered: jax.stages.Lowered, where: Slice, params, optimizer_state) -> Compiled:
+    """Compiles any step of training, or finds what an earlier call with the same program found.
+
+    Args:
+      params, optimizer_state: shapes with shardings, of what the step takes and gives back.
+    """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
     described = "\n".join([lowered.as_text(), str(where), *versions, VERSION])
     known = _cache() / f"{hashlib.sha256(described.encode()).hexdigest()}.json"
     if known.exists():
         return replace(_from_json(known.read_text()), cached=True)
     started = time.process_time()
-    state = _state_memory(program)
+    state = {"parameters": _held(params), "optimizer": _held(optimizer_state)}
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -163,15 +172,9 @@ def _from_json(text: str) -> Compiled:
     return Compiled(**values | dict(memory=Memory(**values["memory"]), operations=operations))
 
 
-def _state_memory(program: Program) -> dict[str, int]:
-    """Bytes of parameters and optimizer state on a device."""
-
-    def held(tree):
-        return sum(
-            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-        )
-
-    return {"parameters": held(program.state["params"]), "optimizer": held(program.state["optimizer"])}
+def _held(tree) -> int:
+    """Bytes of arrays on a device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _needed(message: str) -> int:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from vit_jax.models.attention import SCORES, VALUES
 from vit_jax.models.card import count_taps
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -194,7 +195,9 @@ class _Module:
         return 2 * products
 
     def part(self, instruction: _Instruction) -> str:
-        """Which part of our program an operation comes from, by the functions it was traced in."""
+        """Which part of our program an operation comes from: its named scope, or the function it is of."""
+        if scope := re.search(rf'op_name="[^"]*\b({SCORES}|{VALUES})\b', instruction.rest):
+            return scope[1]
         found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
         frame = int(found[1]) if found else 0
         outermost = "other"

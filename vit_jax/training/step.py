@@ -165,5 +165,5 @@ def make_eval_step(
 
 def _logits(graphdef, mesh, params, images, rngs=None) -> jax.Array:
     """The model on uint8 images, its activations where the rules want them."""
-    with placing(partial(place_activation, mesh)):
+    with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
         return nnx.merge(graphdef, params)(normalize(images), rngs)

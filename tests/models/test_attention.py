@@ -1,0 +1,118 @@
+"""Attention as for a TPU, and a last layer that computes what is read, beside the plain path."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import vit_jax
+from vit_jax.models.attention import attend
+from vit_jax.models.layers import placing
+
+BATCH, TOKENS, HEADS, HEAD_DIM = 2, 130, 3, 16  # Fewer tokens take the plain path.
+
+
+def for_tpu(function):
+    """The function as it would be traced for a TPU; it runs here."""
+
+    def traced(*arguments):
+        with placing(lambda _, x: x, platform="tpu"):
+            return function(*arguments)
+
+    return jax.jit(traced)
+
+
+@pytest.fixture(scope="module")
+def arrays() -> list[np.ndarray]:
+    """Queries, keys, values, and a gradient of what comes out."""
+    random = np.random.default_rng(0)
+    return [random.normal(size=(BATCH, TOKENS, HEADS, HEAD_DIM)).astype(np.float32) for _ in range(4)]
+
+
+def plain(query, key, value):
+    """In float64: the attended values, and the softmax."""
+    scores = np.einsum("bqhd,bkhd->bhqk", query, key, dtype=np.float64) / np.sqrt(HEAD_DIM)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhqk,bkhd->bqhd", weights, value), weights
+
+
+def plain_gradients(query, key, value, gradient):
+    """In float64, by the softmax's derivative p (g - sum(p g))."""
+    _, weights = plain(query, key, value)
+    of_weights = np.einsum("bqhd,bkhd->bhqk", gradient, value, dtype=np.float64)
+    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True)) / np.sqrt(HEAD_DIM)
+    return (
+        np.einsum("bhqk,bkhd->bqhd", of_scores, key),
+        np.einsum("bhqk,bqhd->bkhd", of_scores, query),
+        np.einsum("bhqk,bqhd->bkhd", weights, gradient),
+    )
+
+
+def test_attention_for_a_tpu_is_the_plain_attention(arrays):
+    np.testing.assert_allclose(for_tpu(attend)(*arrays[:3]), plain(*arrays[:3])[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
+def test_gradients_for_a_tpu_are_the_plain_ones(arrays, which):
+    gradients = jax.vjp(for_tpu(attend), *arrays[:3])[1](arrays[3])
+    np.testing.assert_allclose(gradients[which], plain_gradients(*arrays)[which], atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 40.0])
+def test_attention_for_a_tpu_is_finite_and_right_for_small_and_large_scores(arrays, scale):
+    query, key, value = scale * arrays[0], scale * arrays[1], arrays[2]
+    np.testing.assert_allclose(for_tpu(attend)(query, key, value), plain(query, key, value)[0], atol=2e-4)
+
+
+def test_attention_for_a_tpu_in_bfloat16_rounds_as_the_plain_one_does(arrays):
+    low = [jnp.asarray(x, jnp.bfloat16) for x in arrays[:3]]
+    exact = plain(*(np.asarray(x, np.float64) for x in low))[0]
+    ours, theirs = (np.abs(np.asarray(f(*low), np.float64) - exact).max() for f in (for_tpu(attend), attend))
+    assert ours < 1.5 * theirs
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    return np.random.default_rng(1).uniform(-1, 1, (2, 192, 192, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"distillation": "heads"}, {"position": "relative"}, {"qk_norm": True}]
+)
+def test_tokens_that_nobody_reads_do_not_change_the_logits(options, scan, images):
+    model = vit_jax.create_model(
+        "ViT-Ti/16", depth=3, num_classes=5, image_size=192, scan=scan, remat="dots", **options
+    )
+    model.head.kernel[...] = jax.random.normal(jax.random.key(2), model.head.kernel.shape)
+    np.testing.assert_allclose(model(images), model(images, whole=True), rtol=1e-5, atol=1e-5)
+
+
+def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
+    """Of the whole model: attention, the last layer, and separate products for q, k and v."""
+    model = vit_jax.create_model("ViT-Ti/16", depth=3, num_classes=5, image_size=192)
+    graphdef, params = nnx.split(model)
+    labels, optimizer = jnp.asarray([1, 3]), optax.adam(1e-3)
+
+    def losses(whole: bool, wrap):
+        def loss(params):
+            logits = nnx.merge(graphdef, params)(images, whole=whole)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        def step(params, state):
+            value, gradient = jax.value_and_grad(loss)(params)
+            updates, state = optimizer.update(gradient, state)
+            return optax.apply_updates(params, updates), state, value
+
+        step, state, values = wrap(step), (params, optimizer.init(params)), []
+        for _ in range(20):
+            *state, value = step(*state)
+            values.append(float(value))
+        return values
+
+    ours, theirs = losses(False, for_tpu), losses(True, jax.jit)
+    assert theirs[-1] < 0.5 * theirs[0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)

@@ -1,0 +1,151 @@
+"""Others' ViTs, from checkouts that the user names, as training steps like ours.
+
+Only the file of the model is loaded, as it is published; what it imports and does not use is left out.
+"""
+
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax.errors import UserError
+from vit_jax.models import SIZES
+from vit_jax.parallel.mesh import replicated, split_batch
+
+CLASSES = 1000
+
+
+class Peer(NamedTuple):
+    """A Linen model, and what to try of it."""
+
+    repository: str
+    make: Callable[..., Any]  # (checkout, name of the model, **option) -> flax.linen.Module
+    logits: Callable[[Any], jax.Array]  # Of what the model returns.
+    options: dict[str, dict]  # By what a table calls them.
+
+
+def _vision_transformer(checkout: Path, name: str):
+    # Its package has our name.
+    _load(checkout / "vit_jax" / "models_resnet.py", "vit_jax.models_resnet")
+    module = _load(checkout / "vit_jax" / "models_vit.py", "vision_transformer.models_vit")
+    size, patch = _size(name)
+    return module.VisionTransformer(
+        num_classes=CLASSES,
+        patches=types.SimpleNamespace(size=(patch, patch)),
+        hidden_size=size["dim"],
+        transformer=dict(
+            num_layers=size["depth"],
+            mlp_dim=size["hidden"],
+            num_heads=size["heads"],
+            dropout_rate=0.0,
+            attention_dropout_rate=0.0,
+        ),
+    )
+
+
+def _big_vision(checkout: Path, name: str, **option):
+    for unused in ("big_vision", "big_vision.models", "big_vision.utils", "big_vision.models.common"):
+        sys.modules.setdefault(unused, types.ModuleType(unused))
+    sys.modules["big_vision"].utils = sys.modules["big_vision.utils"]
+    sys.modules["big_vision.models"].common = sys.modules["big_vision.models.common"]
+    module = _load(checkout / "big_vision" / "models" / "vit.py", "big_vision.models.vit")
+    variant = name.removeprefix("ViT-")
+    return module.Model(CLASSES, variant=variant, pool_type="tok", dtype_mm="bfloat16", **option)
+
+
+PEERS = {
+    "vision_transformer": Peer(
+        "google-research/vision_transformer", _vision_transformer, lambda out: out, {"as published": {}}
+    ),
+    "big_vision": Peer(
+        "google-research/big_vision",
+        _big_vision,
+        lambda out: out[0],
+        {
+            "bfloat16": {},
+            "bfloat16, scan": dict(scan=True),
+            "bfloat16, scan, dots": dict(scan=True, remat_policy="dots_with_no_batch_dims_saveable"),
+        },
+    ),
+}
+
+
+class Step(NamedTuple):
+    """A training step of a peer; nothing is allocated."""
+
+    run: Callable  # (state, images, labels) -> (state, loss), jitted.
+    init: Callable[[], dict]  # The state before the first step.
+    state: dict  # Of shapes, as are the others.
+    images: jax.ShapeDtypeStruct
+    labels: jax.ShapeDtypeStruct
+
+
+def find_checkout(peer: str, folder: str | None) -> Path:
+    """The folder of a peer's checkout.
+
+    Raises:
+      UserError: it is not there; the message says how to get it.
+    """
+    repository = PEERS[peer].repository
+    path = Path(folder or ".") / peer
+    if folder is None or not path.is_dir():
+        raise UserError(
+            f"{peer} is not in {folder or '--checkouts=DIR'}: "
+            f"git clone https://github.com/{repository} {path}"
+        )
+    return path
+
+
+def make_step(peer: str, checkout: Path, name: str, option: dict, size: int, batch: int, mesh) -> Step:
+    """Forward, backward, clip at 1, AdamW, donated state, data parallel over `mesh`, from uint8 images."""
+    model = PEERS[peer].make(checkout, name, **option)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
+
+    def initial():
+        params = model.init(jax.random.key(0), jnp.zeros((1, size, size, 3)), train=False)["params"]
+        return {"params": params, "optimizer": optimizer.init(params)}
+
+    def loss_of(params, images, labels):
+        images = images.astype(jnp.float32) / 127.5 - 1
+        logits = PEERS[peer].logits(model.apply({"params": params}, images, train=True))
+        return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels).mean()
+
+    def step(state, images, labels):
+        loss, gradient = jax.value_and_grad(loss_of)(state["params"], images, labels)
+        updates, kept = optimizer.update(gradient, state["optimizer"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "optimizer": kept}, loss
+
+    everywhere, split = replicated(mesh), split_batch(mesh)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), jax.eval_shape(initial)
+    )
+    return Step(
+        jax.jit(step, donate_argnums=0, in_shardings=(everywhere, split, split), out_shardings=everywhere),
+        jax.jit(initial, out_shardings=everywhere),
+        shapes,
+        jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8, sharding=split),
+        jax.ShapeDtypeStruct((batch,), np.int32, sharding=split),
+    )
+
+
+def _size(name: str) -> tuple[dict, int]:
+    size, patch = name.removeprefix("ViT-").split("/")
+    return SIZES[size], int(patch)
+
+
+def _load(path: Path, name: str):
+    """A module from one file."""
+    if not path.is_file():
+        raise UserError(f"there is no {path}: it is not the checkout that --checkouts should hold")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,136 @@
+"""What the TPU compiler says of training steps: ours, and others' from their checkouts, in one table."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from vit_jax.benchmarks import peers
+from vit_jax.config import base_config
+from vit_jax.errors import UserError
+from vit_jax.models import model_card
+from vit_jax.models.attention import SCORES, VALUES
+from vit_jax.parallel.chips import GIB
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.planning.compile import (
+    Compiled,
+    Slice,
+    compile_lowered,
+    compile_step,
+    find_slice,
+    topology_devices,
+)
+from vit_jax.planning.hlo import by, total
+
+STEPS = 100_000  # The schedule's length; the program is the same for any.
+# Parts of the program by the functions of ours that they are traced in; norms are mostly computed within the
+# products before and after them, and counted there.
+PARTS = {
+    "ViT.embed": "patch embedding",
+    SCORES: "attention scores",
+    VALUES: "attention values",
+    "Attention": "projections",
+    "Attention.project": "projections",
+    "attend": "attention, between products",
+    "Mlp": "MLP",
+    "EncoderBlock": "norms and residuals",
+    "ViT": "norms and residuals",
+    "ViT.classify": "head and loss",
+    "loss": "head and loss",
+    "optimizer": "optimizer",
+}
+
+
+def measure(
+    models: Sequence[str],
+    slices: Sequence[str],
+    images: int,
+    image_size: int,
+    against: Sequence[str],
+    checkouts: str | None,
+) -> None:
+    """Prints tables of a step's estimated cycles, memory and collectives, and where our cycles go.
+
+    Args:
+      slices: chip and topology, as `v3:2x2`.
+      images: on each device.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
+    print(
+        "| program | slice | cycles a step (estimated) | MFU | temporaries, GiB | FLOPs to least | sent, MB "
+        "| ours to it: cycles | temporaries |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    parts = []
+    for model in models:
+        config = training_config(model, image_size)
+        for name in slices:
+            where = find_slice(*(*name.split(":", 1), None)[:2])
+            config.batch_size = images * where.devices
+            ours = compile_step(config, where, peers.CLASSES, STEPS)
+            least = 6 * config.batch_size * model_card(model, image_size=image_size).multiply_adds
+            row(f"{model} {image_size}, {images} images", ours, where, least)
+            parts.append((f"{model}, {where}", ours, least / where.devices / flops_in_a_cycle(where)))
+            for peer in against:
+                try:
+                    checkout = peers.find_checkout(peer, checkouts)
+                except UserError as error:
+                    print(f"| {peer}: skipped | {error} ||||||||")
+                    continue
+                for option, values in peers.PEERS[peer].options.items():
+                    mesh = make_mesh(config.mesh, topology_devices(where))
+                    step = peers.make_step(peer, checkout, model, values, image_size, config.batch_size, mesh)
+                    lowered = step.run.lower(step.state, step.images, step.labels)
+                    compiled = compile_lowered(lowered, where, step.state["params"], step.state["optimizer"])
+                    row(f"{peer}, {option}", compiled, where, least, ours)
+    show_parts(parts)
+
+
+def training_config(model: str, image_size: int) -> ConfigDict:
+    """Of a model in bfloat16 without dropout: AdamW, clip at 1, 1,000 classes."""
+    config = base_config()
+    config.model.name, config.model.dtype, config.data.image_size = model, "bfloat16", image_size
+    config.data.num_classes = peers.CLASSES
+    return config
+
+
+def row(name: str, compiled: Compiled, where: Slice, least: float, ours: Compiled | None = None) -> None:
+    memory = compiled.memory.temporaries / GIB
+    if compiled.fits:
+        cycles = total(compiled.operations, "cycles")
+        mfu = least / where.devices / flops_in_a_cycle(where) / cycles
+        flops = total(compiled.operations, "flops") * where.devices / least
+        sent = total(compiled.operations, "sent") / 1e6
+        cells = f"{cycles / 1e6:.1f} M | {mfu:.1%} | {memory:.2f} | {flops:.1%} | {sent:.0f}"
+    else:
+        cells = f"does not fit | | {memory:.2f} | |"
+    ratios = " | "
+    if ours and ours.fits:
+        faster = f"{total(ours.operations, 'cycles') / cycles:.3f}" if compiled.fits else ""
+        ratios = f"{faster} | {ours.memory.temporaries / compiled.memory.temporaries:.3f}"
+    print(f"| {name} | {where} | {cells} | {ratios} |", flush=True)
+
+
+def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
+    """Where the cycles of our programs go, in millions."""
+    sums = [
+        Counter({"all products at the peak": round(least)})
+        + sum(
+            (
+                Counter({PARTS.get(part, "other"): cycles})
+                for part, cycles in by(compiled.operations, "part", "cycles").items()
+            ),
+            Counter(),
+        )
+        for _, compiled, least in programs
+    ]
+    print("\n| M cycles | " + " | ".join(name for name, *_ in programs) + " |")
+    print("|---|" + "---|" * len(programs))
+    for part in dict.fromkeys(["all products at the peak", *PARTS.values(), "other"]):
+        print(f"| {part} | " + " | ".join(f"{count[part] / 1e6:.2f}" for count in sums) + " |")
+
+
+def flops_in_a_cycle(where: Slice) -> float:
+    """Of a device's matrix units."""
+    return where.chip.peak_flops / where.chip.clock

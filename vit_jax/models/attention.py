@@ -1,0 +1,96 @@
+"""Softmax attention, softmax(q k / sqrt(head_dim)) v (paper, appendix A), as each device does it best.
+
+On TPUs the products of 64-wide heads and some hundred tokens keep the matrix units waiting: what costs is
+each pass over the `[tokens, tokens]` scores. So there
+
+- scores are computed twice rather than kept: once for each row's maximum, once for its exponentials, which
+  alone are kept for the backward pass, in the model's dtype;
+- the exponentials are divided by their sum after the product with the values, on `[tokens, head_dim]`;
+- the backward pass takes sum(dout * out) for the softmax's sum (as FlashAttention does; Dao et al., 2022)
+  and computes the scores' gradient within the two products that use it.
+
+It is the same function, term by term; a test holds that. docs/performance.md has what each step gave.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from vit_jax.models.layers import platform
+
+LANES = 128  # Tokens in a row of a TPU's registers; fewer tokens leave most of them empty.
+
+SCORES, VALUES = "attention_scores", "attention_values"  # In traces, and in what is said of a program.
+
+_compute_once = jax.lax.optimization_barrier  # What is behind it is not computed anew for each use.
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`[batch, tokens, heads, head_dim]` each; keys and values may be more or fewer than queries.
+
+    The softmax is taken in float32.
+
+    Args:
+      bias: `[batch, heads, queries, keys]`, added to the scores.
+    """
+    if platform() == "tpu" and bias is None and min(query.shape[1], key.shape[1]) >= LANES:
+        return _attend_on_tpu(*(x.swapaxes(1, 2) for x in (query, key, value))).swapaxes(1, 2)
+    return jax.nn.dot_product_attention(query, key, value, bias=bias)
+
+
+@jax.custom_vjp
+def _attend_on_tpu(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """`[batch, heads, tokens, head_dim]` each."""
+    return _forward(query, key, value)[0]
+
+
+def _forward(query, key, value):
+    query, key, value = map(_tokens_in_lanes, (query, key, value))
+    highest = _scores(query, key).max(-1, keepdims=True)
+    again, highest = _compute_once((query, highest))
+    weights = jnp.exp(_scores(again, key) - highest)
+    total = weights.sum(-1, keepdims=True)
+    weights, total = _compute_once((weights.astype(query.dtype), total))
+    with jax.named_scope(VALUES):
+        out = jnp.einsum("bhqk,bhkd->bhqd", weights, value, preferred_element_type=jnp.float32) / total
+    out = _compute_once(out.astype(query.dtype))
+    return out, (query, key, value, weights, total, out)
+
+
+def _backward(kept, gradient):
+    query, key, value, weights, total, out = kept
+    gradient = gradient.astype(jnp.float32) / total
+    inner = (gradient * out.astype(jnp.float32)).sum(-1, keepdims=True)
+    gradient, inner = _compute_once((gradient.astype(query.dtype), inner))
+
+    def of_scores(gradient, value):
+        products = jnp.einsum("bhqd,bhkd->bhqk", gradient, value, preferred_element_type=jnp.float32)
+        scaled = weights.astype(jnp.float32) * (products - inner) / math.sqrt(query.shape[-1])
+        return scaled.astype(query.dtype)
+
+    # Each time behind a barrier of its own, or the compiler would find them equal and keep one.
+    for_key, value_for_key = _compute_once((gradient, value))
+    for_query, value_for_query, key = _compute_once((gradient, value, key))
+    with jax.named_scope(SCORES):
+        of_query = jnp.einsum("bhqk,bhkd->bhqd", of_scores(for_query, value_for_query), key)
+        of_key = jnp.einsum("bhqk,bhqd->bhkd", of_scores(for_key, value_for_key), query)
+    with jax.named_scope(VALUES):
+        of_value = jnp.einsum("bhqk,bhqd->bhkd", weights, gradient)
+    return of_query, of_key, of_value
+
+
+_attend_on_tpu.defvjp(_forward, _backward)
+
+
+def _tokens_in_lanes(x):
+    """Else a row of 64-wide heads fills half a register, and no product is computed within the next."""
+    layout = Layout(major_to_minor=(0, 1, 3, 2))
+    return jax.lax.platform_dependent(x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x)
+
+
+@jax.named_scope(SCORES)
+def _scores(query, key):
+    products = jnp.einsum("bhqd,bhkd->bhqk", query, key, preferred_element_type=jnp.float32)
+    return products / math.sqrt(query.shape[-1])
