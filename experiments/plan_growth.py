@@ -3,7 +3,8 @@
 Compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws docs/images/plan_growth.png:
 compile time, memory of a device and estimated step time against depth, devices and batch. Read it so: with
 `scan` the compiler sees one layer whatever the depth, and the step keeps more in memory; with as many images
-on each device, more devices cost nothing but what the collectives take, drawn as if none were hidden.
+on each device, more devices cost nothing but what the collectives take, drawn as if none were hidden. The
+dashed line is what the device has; what needs more has no time.
 
 Every compilation is kept in the user's cache folder: the same command goes on where it was stopped. The
 figures are also written to docs/images/plan_growth.json. Needs pip install -e ".[plan]".
@@ -60,10 +61,12 @@ def main() -> None:
                 plot.plot(
                     [point["x"] for point in points], [point[panel] for point in points], "o-", label=name
                 )
+            if panel == PANELS[1]:
+                plot.axhline(find_slice("v4", CUBES[8]).chip.memory_bytes / GIB, color="gray", ls="--", lw=1)
+            everywhere = sorted({point["x"] for points in lines.values() for point in points})
             plot.set_xscale("log", base=2)
-            plot.set_ylim(bottom=0)
-            plot.set_xticks([p["x"] for p in max(lines.values(), key=len)])
-            plot.get_xaxis().set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.0f}"))
+            plot.set_xticks(everywhere, [f"{x:,}" for x in everywhere])
+            plot.set_ylim(0, 1.1 * plot.get_ylim()[1])
             plot.set_xlabel(axis)
             plot.set_ylabel(panel)
             plot.legend(fontsize=7)

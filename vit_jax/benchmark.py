@@ -6,8 +6,10 @@ input: images/s that a core turns into training crops, beside tf.data, Pillow an
 resume: seconds to the first batch at example 10 and at example 100 million.
 saving: training with a checkpoint every 20 steps, beside none.
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
+train: training steps of --models by the clock, beside others' code (--against) from checkouts in the
+  folder --checkouts.
 tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU, beside
-  others' code (--against) from checkouts in the folder --checkouts.
+  others' likewise.
 """
 
 import importlib
@@ -28,7 +30,7 @@ AGAINST = flags.DEFINE_list(
     "against", [], "Others' code to measure beside ours: vision_transformer, big_vision."
 )
 CHECKOUTS = flags.DEFINE_string("checkouts", None, "The folder with the others' checkouts.")
-BENCHMARKS = ("overhead", "load", "input", "resume", "saving", "memory", "tpu")
+BENCHMARKS = ("overhead", "load", "input", "resume", "saving", "memory", "train", "tpu")
 
 
 def main(arguments: list[str]) -> None:
@@ -40,9 +42,17 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "overhead":
         check(CONFIG.value)
         benchmark.measure(CONFIG.value)
-    elif arguments[0] == "tpu":
+    elif arguments[0] in ("train", "tpu"):
+        for peer in set(AGAINST.value) - set(benchmark.PEERS):
+            raise UserError(f"unknown {peer!r} (--against); {nearest(peer, benchmark.PEERS)}")
+        slices = {"slices": SLICES.value} if arguments[0] == "tpu" else {}
         benchmark.measure(
-            MODELS.value, SLICES.value, IMAGES.value, IMAGE_SIZE.value, AGAINST.value, CHECKOUTS.value
+            models=MODELS.value,
+            images=IMAGES.value,
+            image_size=IMAGE_SIZE.value,
+            against=AGAINST.value,
+            checkouts=CHECKOUTS.value,
+            **slices,
         )
     else:
         benchmark.measure()

@@ -135,7 +135,8 @@ class Soak:
         began = time.monotonic()
         kind = self.random.choices(["starting", "training", "saving"], [3, 5, 2])[0]
         if kind == "starting":
-            self._wait(processes, self.random.uniform(0, startup), lambda: False)
+            # Fewer processes start sooner: no more steps than between other kills.
+            self._wait(processes, self.random.uniform(0, startup), lambda: self._begun() > 4 * SAVE_EVERY)
         else:
             self._wait_for_steps(processes, 2)  # The first is noted before it is compiled.
             startup = time.monotonic() - began
@@ -168,6 +169,10 @@ class Soak:
             }
         )
         return startup
+
+    def _begun(self) -> int:
+        """Steps that the processes began since their start."""
+        return max(len(whole_lines(record)) for record in self.starts[-1])
 
     def _wait_for_steps(self, processes: list[subprocess.Popen], steps: int) -> None:
         self._wait(processes, 300, lambda: all(len(whole_lines(r)) >= steps for r in self.starts[-1]))

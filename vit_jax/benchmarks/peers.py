@@ -14,7 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
+from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.models import SIZES
 from vit_jax.parallel.mesh import replicated, split_batch
@@ -26,13 +29,13 @@ class Peer(NamedTuple):
     """A Linen model, and what to try of it."""
 
     repository: str
-    make: Callable[..., Any]  # (checkout, name of the model, **option) -> flax.linen.Module
+    make: Callable[..., Any]  # (checkout, name of the model, dtype, **option) -> flax.linen.Module
     logits: Callable[[Any], jax.Array]  # Of what the model returns.
     options: dict[str, dict]  # By what a table calls them.
 
 
-def _vision_transformer(checkout: Path, name: str):
-    # Its package has our name.
+def _vision_transformer(checkout: Path, name: str, dtype: str):
+    # Its package has our name. It has no setting for the dtype: it computes in float32.
     _load(checkout / "vit_jax" / "models_resnet.py", "vit_jax.models_resnet")
     module = _load(checkout / "vit_jax" / "models_vit.py", "vision_transformer.models_vit")
     size, patch = _size(name)
@@ -50,14 +53,14 @@ def _vision_transformer(checkout: Path, name: str):
     )
 
 
-def _big_vision(checkout: Path, name: str, **option):
+def _big_vision(checkout: Path, name: str, dtype: str, **option):
     for unused in ("big_vision", "big_vision.models", "big_vision.utils", "big_vision.models.common"):
         sys.modules.setdefault(unused, types.ModuleType(unused))
     sys.modules["big_vision"].utils = sys.modules["big_vision.utils"]
     sys.modules["big_vision.models"].common = sys.modules["big_vision.models.common"]
     module = _load(checkout / "big_vision" / "models" / "vit.py", "big_vision.models.vit")
     variant = name.removeprefix("ViT-")
-    return module.Model(CLASSES, variant=variant, pool_type="tok", dtype_mm="bfloat16", **option)
+    return module.Model(CLASSES, variant=variant, pool_type="tok", dtype_mm=dtype, **option)
 
 
 PEERS = {
@@ -69,9 +72,9 @@ PEERS = {
         _big_vision,
         lambda out: out[0],
         {
-            "bfloat16": {},
-            "bfloat16, scan": dict(scan=True),
-            "bfloat16, scan, dots": dict(scan=True, remat_policy="dots_with_no_batch_dims_saveable"),
+            "unrolled": {},
+            "scan": dict(scan=True),
+            "scan, dots": dict(scan=True, remat_policy="dots_with_no_batch_dims_saveable"),
         },
     ),
 }
@@ -85,6 +88,14 @@ class Step(NamedTuple):
     state: dict  # Of shapes, as are the others.
     images: jax.ShapeDtypeStruct
     labels: jax.ShapeDtypeStruct
+
+
+def our_config(model: str, image_size: int, dtype: str) -> ConfigDict:
+    """The same step of ours: no dropout, AdamW, clip at 1, 1,000 classes."""
+    config = base_config()
+    config.model.name, config.model.dtype, config.data.image_size = model, dtype, image_size
+    config.data.num_classes = CLASSES
+    return config
 
 
 def find_checkout(peer: str, folder: str | None) -> Path:
@@ -103,9 +114,11 @@ def find_checkout(peer: str, folder: str | None) -> Path:
     return path
 
 
-def make_step(peer: str, checkout: Path, name: str, option: dict, size: int, batch: int, mesh) -> Step:
+def make_step(
+    peer: str, checkout: Path, name: str, option: dict, dtype: str, size: int, batch: int, mesh: Mesh
+) -> Step:
     """Forward, backward, clip at 1, AdamW, donated state, data parallel over `mesh`, from uint8 images."""
-    model = PEERS[peer].make(checkout, name, **option)
+    model = PEERS[peer].make(checkout, name, dtype, **option)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
 
     def initial():

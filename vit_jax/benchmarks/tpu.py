@@ -4,10 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from ml_collections import ConfigDict
-
 from vit_jax.benchmarks import peers
-from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.models.attention import SCORES, VALUES
@@ -23,6 +20,7 @@ from vit_jax.planning.compile import (
 )
 from vit_jax.planning.hlo import by, total
 
+PEERS = tuple(peers.PEERS)
 STEPS = 100_000  # The schedule's length; the program is the same for any.
 # Parts of the program by the functions of ours that they are traced in; norms are mostly computed within the
 # products before and after them, and counted there.
@@ -64,7 +62,7 @@ def measure(
     print("|---|---|---|---|---|---|---|---|---|")
     parts = []
     for model in models:
-        config = training_config(model, image_size)
+        config = peers.our_config(model, image_size, "bfloat16")
         for name in slices:
             where = find_slice(*(*name.split(":", 1), None)[:2])
             config.batch_size = images * where.devices
@@ -85,14 +83,6 @@ def measure(
                     compiled = compile_lowered(lowered, where, step.state["params"], step.state["optimizer"])
                     row(f"{peer}, {option}", compiled, where, least, ours)
     show_parts(parts)
-
-
-def training_config(model: str, image_size: int) -> ConfigDict:
-    """Of a model in bfloat16 without dropout: AdamW, clip at 1, 1,000 classes."""
-    config = base_config()
-    config.model.name, config.model.dtype, config.data.image_size = model, "bfloat16", image_size
-    config.data.num_classes = peers.CLASSES
-    return config
 
 
 def row(name: str, compiled: Compiled, where: Slice, least: float, ours: Compiled | None = None) -> None:

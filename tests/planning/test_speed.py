@@ -1,0 +1,41 @@
+"""The program that a TPU would run has not become slower or larger than what docs/performance.md reports."""
+
+import importlib.metadata
+import importlib.util
+
+import pytest
+
+from vit_jax.benchmarks import peers
+from vit_jax.planning.compile import compile_step, find_slice
+from vit_jax.planning.hlo import total
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
+)
+# Of one of the layers alike, the last layer and all around them; jax 0.10.2, libtpu 0.0.52. Other versions
+# of the compiler give other figures.
+VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.52"}
+CYCLES, TEMPORARIES, SENT = 20_052_271, 456_907_776, 32_923_560
+
+
+@pytest.fixture(scope="module")
+def step():
+    """Two layers of ViT-B/16, 64 images on each of 8 TPU v3 cores."""
+    for name, version in VERSIONS.items():
+        if importlib.metadata.version(name) != version:
+            pytest.skip(f"the figures are of {name} {version}")
+    config = peers.our_config("ViT-B/16", 224, "bfloat16")
+    config.model.depth, config.batch_size = 2, 8 * 64
+    return compile_step(config, find_slice("v3", "2x2"), peers.CLASSES, steps=10**6)
+
+
+def test_cycles_of_b16_have_not_risen(step):
+    assert total(step.operations, "cycles") < 1.02 * CYCLES
+
+
+def test_temporaries_of_b16_have_not_risen(step):
+    assert step.memory.temporaries < 1.02 * TEMPORARIES
+
+
+def test_bytes_sent_of_b16_have_not_risen(step):
+    assert total(step.operations, "sent") < 1.02 * SENT

@@ -1,0 +1,177 @@
+"""Training steps by the clock: ours, and others' from their checkouts, which take turns."""
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax.benchmarks import peers
+from vit_jax.errors import UserError
+from vit_jax.models import model_card
+from vit_jax.parallel.chips import GIB, peak_flops
+from vit_jax.parallel.host import keep_freed_memory, share_interpreter
+from vit_jax.parallel.mesh import make_mesh, split_batch
+from vit_jax.training.program import make_program
+
+PEERS = (*peers.PEERS, "timm")
+TIMM_SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
+
+
+class Runner(NamedTuple):
+    """A program that is ready to run."""
+
+    name: str
+    compile_seconds: float
+    memory: int | None  # Bytes of a device: state, batch and temporaries.
+    step: Callable[[], None]  # Runs one step and waits for its end.
+
+
+def measure(
+    models: Sequence[str],
+    images: int,
+    image_size: int,
+    against: Sequence[str],
+    checkouts: str | None,
+    turns: int = 5,
+    seconds: float = 4.0,
+) -> None:
+    """Prints, for each model, a step's time beside the others', in medians of turns.
+
+    In bfloat16 on accelerators, in float32 on a CPU. `against` may have timm too, which needs no checkout.
+
+    Args:
+      images: on each device.
+    """
+    share_interpreter()
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
+    device, devices = jax.devices()[0], jax.device_count()
+    dtype = "float32" if device.platform == "cpu" else "bfloat16"
+    print(f"{devices} x {device.device_kind}, {images} images on each, {dtype}\n")
+    print("| program | compile, s | ms a step | images/s | MFU | memory, GiB | ours to it: images/s |")
+    print("|---|---|---|---|---|---|---|")
+    for model in models:
+        batch = images * devices
+        runners = [make_ours(model, batch, image_size, dtype)]
+        for peer in against:
+            try:
+                runners += make_others(peer, model, batch, image_size, dtype, checkouts)
+            except UserError as error:
+                print(f"| {peer}: skipped | {error} ||||||")
+        times: dict[str, list[float]] = {runner.name: [] for runner in runners}
+        for runner in runners:
+            runner.step()  # The first is slower.
+        for turn in range(turns):
+            for runner in runners if turn % 2 else reversed(runners):
+                started, steps = time.perf_counter(), 0
+                while steps == 0 or time.perf_counter() - started < seconds:
+                    runner.step()
+                    steps += 1
+                times[runner.name].append((time.perf_counter() - started) / steps)
+        least = 6 * batch * model_card(model, image_size=image_size).multiply_adds
+        peak = peak_flops(device.device_kind)
+        for runner in runners:
+            second = statistics.median(times[runner.name])
+            mfu = f"{least / second / peak / devices:.1%}" if peak else "peak not known"
+            memory = f"{runner.memory / GIB:.2f}" if runner.memory else ""
+            pairs = zip(times[runner.name], times[runners[0].name], strict=True)
+            ratio = "" if runner is runners[0] else f"{statistics.median(a / b for a, b in pairs):.2f}"
+            speed = f"{runner.compile_seconds:.1f} | {second * 1e3:,.1f} | {batch / second:,.1f}"
+            print(f"| {runner.name} | {speed} | {mfu} | {memory} | {ratio} |", flush=True)
+
+
+def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
+    config = peers.our_config(model, image_size, dtype)
+    config.batch_size = batch
+    program = make_program(config, num_classes=peers.CLASSES, steps=10**6, mesh=make_mesh(config.mesh))
+    state, metrics = program.initial_state(config.seed), program.initial_metrics()
+    images, labels = random_batch(batch, image_size, program.mesh)
+    data = {"image": images, "labels": labels[:, None]}
+    compiled, seconds = compile_timed(program.train_step.lower(state, metrics, data))
+
+    def step():
+        nonlocal state
+        state, sums = compiled(state, metrics, data)
+        jax.block_until_ready((state, sums))
+
+    return Runner(f"{model} {image_size}", seconds, memory_of(compiled), step)
+
+
+def make_others(
+    peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
+) -> list[Runner]:
+    if peer == "timm":
+        return [make_timm(model, batch, image_size)]
+    checkout, mesh = peers.find_checkout(peer, checkouts), make_mesh(dict(data=None, fsdp=1, tensor=1))
+    data, runners = random_batch(batch, image_size, mesh), []
+    for option, values in peers.PEERS[peer].options.items():
+        made = peers.make_step(peer, checkout, model, values, dtype, image_size, batch, mesh)
+        compiled, seconds = compile_timed(made.run.lower(made.state, *data))
+        step = repeated(compiled, made.init(), data)
+        runners.append(Runner(f"{peer}, {option}", seconds, memory_of(compiled), step))
+    return runners
+
+
+def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callable[[], None]:
+    def step():
+        nonlocal state
+        state, loss = compiled(state, *data)
+        jax.block_until_ready((state, loss))
+
+    return step
+
+
+def make_timm(model: str, batch: int, image_size: int) -> Runner:
+    """timm's model as PyTorch trains it: on a GPU compiled, in bfloat16, with its fused attention."""
+    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torch") is None:
+        raise UserError("timm is not installed: pip install timm torch")
+    try:
+        import timm
+        import torch
+    except RuntimeError as error:  # Versions of torch and torchvision that do not belong together.
+        raise UserError(f"timm does not import: {error}") from error
+
+    size, patch = model.removeprefix("ViT-").split("/")
+    name = f"vit_{TIMM_SIZES[size]}_patch{patch}_224"
+    device = torch.device("cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu")
+    module = timm.create_model(name, num_classes=peers.CLASSES, img_size=image_size).to(device)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.1, fused=device.type == "cuda")
+    images = torch.randint(256, (batch, 3, image_size, image_size), dtype=torch.uint8, device=device)
+    labels = torch.randint(peers.CLASSES, (batch,), device=device)
+    started = time.perf_counter()
+    forward = torch.compile(module) if device.type == "cuda" else module
+
+    def step():
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = forward(images.float() / 127.5 - 1)
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+
+    step()
+    return Runner(f"timm {timm.__version__}, {name}", time.perf_counter() - started, None, step)
+
+
+def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Array]:
+    random = np.random.default_rng(0)
+    images = random.integers(256, size=(batch, image_size, image_size, 3), dtype=np.uint8)
+    labels = random.integers(peers.CLASSES, size=batch, dtype=np.int32)
+    return jax.device_put((images, labels), split_batch(mesh))
+
+
+def compile_timed(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
+    started = time.perf_counter()
+    return lowered.compile(), time.perf_counter() - started
+
+
+def memory_of(compiled: jax.stages.Compiled) -> int:
+    sizes = compiled.memory_analysis()
+    new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new
