@@ -48,7 +48,9 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
 ):
     train.measure(**TINY, against=["vision_transformer", "big_vision"], checkouts=str(checkouts))
     table = rows(capsys)
-    ours, theirs = float(table["ViT-mu/16 32"][2]), float(table["big_vision, unrolled"][2])
+    ours, theirs = (
+        float(table[name][2].replace(",", "")) for name in ("ViT-mu/16 32", "big_vision, unrolled")
+    )
     assert float(table["big_vision, unrolled"][5]) == pytest.approx(ours / theirs, rel=0.02, abs=0.01)
     assert (
         "git clone https://github.com/google-research/vision_transformer"
