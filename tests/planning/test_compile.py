@@ -91,7 +91,8 @@ def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
 
 @needs_compiler
 def test_a_program_that_was_compiled_before_is_not_compiled_again():
-    assert compile_step(small(), WHERE, 10, make_job(small(), None).steps).cached
+    first, second = (compile_step(small(), WHERE, 10, make_job(small(), None).steps) for _ in range(2))
+    assert second.cached and second.memory == first.memory and second.operations == first.operations
 
 
 def test_without_the_compiler_a_line_says_how_to_install_it(monkeypatch):

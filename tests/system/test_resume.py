@@ -140,7 +140,7 @@ def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
     assert re.search("^checkpoint .*/40 is damaged: .*; moved to .*/damaged/40$", out, re.MULTILINE)
     assert re.search("^continuing from .*/30$", out, re.MULTILINE)
     for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
-        np.testing.assert_allclose(got, expected, atol=1e-5)
+        np.testing.assert_allclose(got, expected, atol=1e-4)  # Sums in another order; Adam enlarges.
 
 
 def test_finished_run_started_again_only_reports(run, finished):
