@@ -13,6 +13,7 @@ tpu: what the TPU compiler estimates of the training step of --models on --slice
 """
 
 import importlib
+import os
 
 from absl import flags
 from ml_collections import config_flags
@@ -27,7 +28,7 @@ IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "Their images' height and w
 IMAGES = flags.DEFINE_integer("images", 64, "Images on each device.", lower_bound=1)
 SLICES = flags.DEFINE_list("slices", ["v3:2x2", "v5e:2x2"], "For `tpu`: chips and topologies.")
 AGAINST = flags.DEFINE_list(
-    "against", [], "Others' code to measure beside ours: vision_transformer, big_vision."
+    "against", [], "Others' code to measure beside ours: vision_transformer, big_vision; timm by the clock."
 )
 CHECKOUTS = flags.DEFINE_string("checkouts", None, "The folder with the others' checkouts.")
 BENCHMARKS = ("overhead", "load", "input", "resume", "saving", "memory", "train", "tpu")
@@ -37,6 +38,10 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0] not in BENCHMARKS:
         given = arguments[0] if arguments else ""
         raise UserError(f"unknown benchmark {given!r}; {nearest(given, BENCHMARKS)}")
+    if arguments[0] == "tpu":
+        os.environ["JAX_PLATFORMS"] = (
+            "cpu"  # Before JAX is imported: the compiler's library would look for a TPU.
+        )
     command.use_compilation_cache()
     benchmark = importlib.import_module(f"vit_jax.benchmarks.{arguments[0]}")
     if arguments[0] == "overhead":

@@ -140,7 +140,10 @@ def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
     assert re.search("^checkpoint .*/40 is damaged: .*; moved to .*/damaged/40$", out, re.MULTILINE)
     assert re.search("^continuing from .*/30$", out, re.MULTILINE)
     for got, expected in zip(parameters(tmp_path / "run"), parameters(finished), strict=True):
-        np.testing.assert_allclose(got, expected, atol=1e-4)  # Sums in another order; Adam enlarges.
+        if got.shape[0] == 3 and got.ndim == 3:  # The biases of queries, keys and values.
+            # Softmax does not see the keys': their gradient is rounding, of which Adam makes whole steps.
+            got, expected = got[[0, 2]], expected[[0, 2]]
+        np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_finished_run_started_again_only_reports(run, finished):

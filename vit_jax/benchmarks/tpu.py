@@ -1,6 +1,5 @@
 """What the TPU compiler says of training steps: ours, and others' from their checkouts, in one table."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 
@@ -54,7 +53,6 @@ def measure(
       slices: chip and topology, as `v3:2x2`.
       images: on each device.
     """
-    os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
     print(
         "| program | slice | cycles a step (estimated) | MFU | temporaries, GiB | FLOPs to least | sent, MB "
         "| ours to it: cycles | temporaries |"
@@ -64,7 +62,8 @@ def measure(
     for model in models:
         config = peers.our_config(model, image_size, "bfloat16")
         for name in slices:
-            where = find_slice(*(*name.split(":", 1), None)[:2])
+            chip, _, topology = name.partition(":")
+            where = find_slice(chip, topology)
             config.batch_size = images * where.devices
             ours = compile_step(config, where, peers.CLASSES, STEPS)
             least = 6 * config.batch_size * model_card(model, image_size=image_size).multiply_adds
