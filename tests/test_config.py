@@ -14,7 +14,7 @@ from vit_jax.training.loop import train
 from vit_jax.training.workdir import model_arguments
 
 FOLDER = Path(__file__).parents[1] / "configs"
-PARTS = ("model", "data", "augment", "loss", "optimizer", "checkpoint")
+PARTS = ("model", "data", "augment", "loss", "optimizer", "checkpoint", "finetune")
 FILES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
@@ -243,6 +243,7 @@ def test_retention_that_no_checkpoint_meets_is_refused(values, words):
 def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     config = load("quickstart", "smoke").unlock()
     config.data.unheeded = 1
+    config.finetune.train, config.optimizer.average = "lora", 0.9
     read = set()
     plain = ConfigDict.__getitem__
 
@@ -264,5 +265,5 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
         for key, value in part.items()
         if not isinstance(value, ConfigDict) and (id(part), key) not in read
     }
-    # The run's length is given in steps here.
-    assert unread - {("", "epochs")} == {("data", "unheeded")}
+    # The run's length is given in steps here, and no checkpoint's head is there to keep.
+    assert unread - {("", "epochs"), ("finetune", "head")} == {("data", "unheeded")}

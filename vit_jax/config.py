@@ -114,6 +114,13 @@ def base_config() -> ConfigDict:
     config.mesh.fsdp = 1
     config.mesh.tensor = 1
 
+    # Where the parameters come from, and which of them are trained.
+    config.finetune = ConfigDict()
+    config.finetune.checkpoint = placeholder(str)  # What `load_model` takes; None: random parameters.
+    config.finetune.head = "new"  # Zeros. Or kept: the checkpoint's, if the classes are the same.
+    config.finetune.train = "all"  # Or head: all else is frozen; or lora: the head and low-rank changes.
+    config.finetune.lora_rank = 8
+
     config.loss = ConfigDict()
     config.loss.name = "softmax"  # Or sigmoid: summed over the classes.
     config.loss.label_smoothing = 0.0
@@ -131,6 +138,16 @@ def base_config() -> ConfigDict:
     config.optimizer.weight_decay = 0.1  # Decoupled: times the learning rate.
     config.optimizer.decay = "kernels"  # Or all parameters.
     config.optimizer.clip_norm = 1.0  # Global norm of the gradient; 0: off.
+    config.optimizer.layer_decay = 1.0  # Factor on the learning rate for each layer below the head.
+    config.optimizer.average = 0.0  # Polyak's factor: the average of the parameters is evaluated; 0: off.
+    config.optimizer.average_from = "zero"  # Corrected for its start. Or weights: starts at the first ones.
+
+    # Of `python -m vit_jax.sweep`: the rates are compared on training images that were held out.
+    config.sweep = ConfigDict()
+    config.sweep.rates = (1e-3, 3e-3, 1e-2, 3e-2)
+    config.sweep.train_split = "train[:90%]"
+    config.sweep.dev_split = "train[90%:]"
+    config.sweep.seeds = (0, 1, 2)  # Of the runs at the best rate, on all training images.
 
     config.max_skipped_steps = 10  # In a row, whose loss or gradient is not finite, before the run gives up.
     config.profile = ""  # `steps:10-15` writes a trace of these steps into the workdir.
@@ -174,6 +191,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     if argument != "smoke":
         raise UserError(f"unknown config argument {argument!r}; there is: smoke")
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
+    config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
     kind, _, number = config.model.name.partition("/")
     stride = config.model.patch_size or int(number or 16)
@@ -207,8 +225,21 @@ def check(config: ConfigDict) -> None:
         "data.threads",
         "log_every",
         "evaluate_every",
+        "finetune.lora_rank",
     ):
         _require(given[key] >= 1, key, given[key], "at least 1")
+    _require(
+        0 < config.optimizer.layer_decay <= 1,
+        "optimizer.layer_decay",
+        config.optimizer.layer_decay,
+        "above 0 and at most 1",
+    )
+    _require(
+        bool(config.model.name or config.finetune.checkpoint),
+        "model.name",
+        config.model.name,
+        "a model such as 'ViT-B/16' where there is no config.finetune.checkpoint",
+    )
     for key in ("mesh.data", "mesh.fsdp", "mesh.tensor"):
         _require(given[key] is None or given[key] >= 1, key, given[key], "at least 1")
     _require(config.max_skipped_steps >= 0, "max_skipped_steps", config.max_skipped_steps, "0 or above")
@@ -233,7 +264,7 @@ def check(config: ConfigDict) -> None:
         config.evaluate_every,
         f"a multiple of checkpoint.every = {every} for checkpoint.keep_best",
     )
-    for key in ("model.dropout", "model.stochastic_depth"):
+    for key in ("model.dropout", "model.stochastic_depth", "optimizer.average"):
         _require(given[key] is None or 0 <= given[key] < 1, key, given[key], "from 0 to below 1")
     _require(
         config.data.test_resize >= config.data.image_size,
@@ -271,6 +302,9 @@ def check(config: ConfigDict) -> None:
         "optimizer.moment_dtype": ("float32", "bfloat16"),
         "optimizer.schedule": ("linear", "cosine", "constant"),
         "optimizer.decay": ("kernels", "all"),
+        "optimizer.average_from": ("zero", "weights"),
+        "finetune.head": ("new", "kept"),
+        "finetune.train": ("all", "head", "lora"),
         "model.dtype": ("float32", "bfloat16"),
     }.items():
         _require(given[key] in values, key, given[key], " or ".join(values))

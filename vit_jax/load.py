@@ -5,10 +5,8 @@ from pathlib import Path
 
 from flax import nnx
 
-from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, build, fit, open_checkpoint
-from vit_jax.interop.hub import download
-from vit_jax.training.workdir import CONFIG, MANIFEST, open_workdir
+from vit_jax.interop.checkpoint import build, fit
+from vit_jax.training.workdir import open_any
 
 
 def load_model(source: str | Path, *, say: Callable[[str], None] = print, **changes) -> nnx.Module:
@@ -31,18 +29,3 @@ def load_model(source: str | Path, *, say: Callable[[str], None] = print, **chan
     for line in done.describe():
         say(line)
     return build(checkpoint.model, values, sources)
-
-
-def open_any(source: str | Path, image_size=None) -> Checkpoint:
-    """The checkpoint at any source that `load_model` takes."""
-    if str(source).startswith("hf://"):
-        return open_checkpoint(download(str(source)), image_size)
-    path, which = Path(source), ""
-    if "@" in path.name and not path.exists():
-        name, _, which = str(path).rpartition("@")
-        path = Path(name)
-    if (path / CONFIG).is_file() and (path / MANIFEST).is_file():
-        return open_workdir(path, which)
-    if which or not path.exists():
-        raise UserError(f"there is no {source}; a checkpoint of the Hub is hf://owner/name")
-    return open_checkpoint(path, image_size)

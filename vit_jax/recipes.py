@@ -1,5 +1,7 @@
 """The paper's pre-training set-ups by data set (table 3): what all models of a set share."""
 
+from typing import NamedTuple
+
 from ml_collections import ConfigDict
 
 from vit_jax.config import base_config
@@ -108,4 +110,59 @@ def _pretrain(model: str, dropout: float) -> ConfigDict:
     config.optimizer.clip_norm = 1.0
     config.evaluate_every = 5000
     config.checkpoint.every = 2000
+    return config
+
+
+class Transfer(NamedTuple):
+    """A row of the paper's table 4, and how it chooses the learning rate (appendix B.1.1)."""
+
+    path: str  # TFDS's name.
+    steps: int
+    warmup: int  # The authors' code; the paper does not say.
+    rates: tuple[float, ...]
+    held_out: int  # Per cent of the training images on which the rates are compared.
+    test_split: str = "test"
+
+
+_RATES = (0.001, 0.003, 0.01, 0.03)
+TRANSFER = {
+    "imagenet2012": Transfer("imagenet2012", 20_000, 500, (0.003, 0.01, 0.03), 1, "validation"),
+    "cifar100": Transfer("cifar100", 10_000, 500, _RATES, 2),
+    "cifar10": Transfer("cifar10", 10_000, 500, _RATES, 2),
+    "oxford_iiit_pet": Transfer("oxford_iiit_pet", 500, 100, _RATES, 10),
+    "oxford_flowers102": Transfer("oxford_flowers102", 500, 100, _RATES, 10),
+    "folder": Transfer("", 500, 100, _RATES, 10),  # The user's own; as the small sets of the paper.
+}
+
+
+def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
+    """Fine-tuning as in the paper's section 4.1 and table 4: SGD, batch 512, cosine, a new head.
+
+    Args:
+      dataset: one of `TRANSFER`.
+      model: the paper's name; empty takes the checkpoint's.
+      size: of the images; 512 for L/16 and 518 for H/14 in table 2's ImageNet figures.
+    """
+    if dataset not in TRANSFER:
+        raise UserError(f"no recipe for the data set {dataset!r}; {nearest(dataset, TRANSFER)}")
+    row = TRANSFER[dataset]
+    config = base_config()
+    config.model.name, config.model.dtype = model, "bfloat16"
+    config.batch_size, config.steps = 512, row.steps
+    config.data.source, config.data.path = "tfds" if row.path else "folder", row.path
+    config.data.train_split, config.data.test_split = "train", row.test_split
+    config.data.image_size = size
+    # As BiT: squeezed to 448, of which 384 are seen; a test image is seen whole.
+    config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
+    config.data.test_crop, config.data.test_resize = "square", size
+    config.data.workers, config.data.threads = 8, 4
+    config.optimizer.update(dict(name="sgd", beta1=0.9, weight_decay=0.0, clip_norm=1.0, schedule="cosine"))
+    config.optimizer.warmup_steps = row.warmup
+    config.optimizer.learning_rate = 0.01
+    config.sweep.rates = row.rates
+    if dataset == "imagenet2012" and model and not model.startswith("ViT"):
+        config.sweep.rates += (0.06,)
+    kept = f"{100 - row.held_out}%"
+    config.sweep.train_split, config.sweep.dev_split = f"train[:{kept}]", f"train[{kept}:]"
+    config.evaluate_every = config.checkpoint.every = min(500, row.steps)
     return config

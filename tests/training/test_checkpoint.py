@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.training.checkpoint import DAMAGED, Checkpoints, DamagedCheckpoint, load_params
+from vit_jax.training.checkpoint import DAMAGED, Checkpoints, DamagedCheckpoint, load_items
 
 
 def items(value: float, width: int = 3) -> dict:
@@ -48,7 +48,7 @@ def test_multiples_and_the_best_are_kept_too(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=1, keep_every=4, keep_best=1) as checkpoints:
         assert checkpoints.steps == [4, 8, 11]
         assert checkpoints.best == 8
-    params = load_params(tmp_path / "c", items(0)["params"], "best")
+    params = load_items(tmp_path / "c", {"params": items(0)["params"]}, "best")["params"]
     np.testing.assert_array_equal(params["head"]["kernel"], np.full((3, 2), 8.0))
 
 
@@ -101,7 +101,7 @@ def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damag
     assert line.startswith(f"checkpoint {tmp_path / '2'} is damaged: ")
     assert line.endswith(f"; moved to {tmp_path / DAMAGED / '2'}")
     assert (tmp_path / DAMAGED / "2").is_dir()
-    params = load_params(tmp_path, large_items(0)["params"])
+    params = load_items(tmp_path, {"params": large_items(0)["params"]})["params"]
     np.testing.assert_array_equal(params["kernel"], large_items(2)["params"]["kernel"])
 
 
@@ -134,7 +134,7 @@ def test_reader_of_a_damaged_checkpoint_is_told(tmp_path):
     save_two(tmp_path)
     DAMAGES["a bit of an array turned"](tmp_path / "2")
     with pytest.raises(DamagedCheckpoint, match="2 is damaged"):
-        load_params(tmp_path, large_items(0)["params"])
+        load_items(tmp_path, {"params": large_items(0)["params"]})["params"]
     assert (tmp_path / "2").is_dir()
 
 
@@ -153,7 +153,7 @@ def test_reading_leaves_an_unfinished_write_alone(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(1))
     shutil.copytree(tmp_path / "c" / "1", tmp_path / "c" / "2.orbax-checkpoint-tmp")
-    load_params(tmp_path / "c", items(0)["params"])
+    load_items(tmp_path / "c", {"params": items(0)["params"]})["params"]
     assert (tmp_path / "c" / "2.orbax-checkpoint-tmp").exists()
 
 
@@ -178,11 +178,11 @@ def test_missing_array_is_refused(tmp_path):
 def test_parameters_are_read_alone(tmp_path):
     with Checkpoints(tmp_path / "c", keep_last=2) as checkpoints:
         checkpoints.save(1, items(5))
-    params = load_params(tmp_path / "c", items(0)["params"])
+    params = load_items(tmp_path / "c", {"params": items(0)["params"]})["params"]
     np.testing.assert_array_equal(params["head"]["kernel"], np.full((3, 2), 5.0))
 
 
 @pytest.mark.parametrize("name", ["missing", ""])
 def test_no_checkpoint_is_said(tmp_path, name):
     with pytest.raises(UserError, match="no checkpoint in"):
-        load_params(tmp_path / name, items(0)["params"])
+        load_items(tmp_path / name, {"params": items(0)["params"]})["params"]

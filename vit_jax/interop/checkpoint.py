@@ -223,7 +223,9 @@ class Fit(NamedTuple):
         return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
 
 
-def fit(checkpoint: Checkpoint, changes: dict) -> tuple[dict[str, Any], dict[str, Callable], Fit]:
+def fit(
+    checkpoint: Checkpoint, changes: dict, new_head: bool = False
+) -> tuple[dict[str, Any], dict[str, Callable], Fit]:
     """How the parameters of a model with some arguments changed come from a checkpoint.
 
     A head of another number of classes starts at zero, without the pre-logits layer unless
@@ -231,6 +233,7 @@ def fit(checkpoint: Checkpoint, changes: dict) -> tuple[dict[str, Any], dict[str
 
     Args:
       changes: arguments of the model, over the checkpoint's.
+      new_head: also where the number of classes is the same.
 
     Returns:
       The model's arguments, a function for each of its parameters by path, and what was done.
@@ -243,7 +246,8 @@ def fit(checkpoint: Checkpoint, changes: dict) -> tuple[dict[str, Any], dict[str
         if name not in known:
             raise UserError(f"{model_name(checkpoint.model, known)} has no argument {name!r}")
     classes = changes.get("num_classes", known["num_classes"])
-    if classes != known["num_classes"] and known.get("pre_logits"):
+    new_head = new_head or classes != known["num_classes"]
+    if new_head and known.get("pre_logits"):
         changes = dict(pre_logits=False) | changes
     values = complete(checkpoint.model, known | changes)
     old, new = (_grid(checkpoint.model, v) for v in (known, values))
@@ -252,7 +256,7 @@ def fit(checkpoint: Checkpoint, changes: dict) -> tuple[dict[str, Any], dict[str
 
     for path, shape in shapes.items():
         found = checkpoint.shapes.get(path)
-        if path.startswith(("head/", "distillation_head/")) and found != shape:
+        if path.startswith(("head/", "distillation_head/")) and (new_head or found != shape):
             sources[path] = functools.partial(np.zeros, shape, np.float32)
             done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, zero")
         elif found == shape and (old == new or not _is_table(path)):

@@ -267,11 +267,11 @@ class Checkpoints:
             raise
 
 
-def load_params(folder: Path, like: dict, which: str = "") -> dict:
-    """The parameters of one checkpoint in `folder`, and nothing else of it.
+def load_items(folder: Path, like: dict, which: str = "") -> dict:
+    """Some items of one checkpoint in `folder`, such as `params`, and nothing else of it.
 
     Args:
-      like: arrays or `jax.ShapeDtypeStruct`s of the shapes and places that are wanted.
+      like: items of arrays or `jax.ShapeDtypeStruct`s, of the shapes and places that are wanted.
       which: a step, `best` (by test accuracy), or nothing for the newest.
 
     Raises:
@@ -282,7 +282,7 @@ def load_params(folder: Path, like: dict, which: str = "") -> dict:
             steps = {"": checkpoints.latest, "best": checkpoints.best}
             steps |= {str(step): step for step in checkpoints.steps}
             if (step := steps.get(which)) is not None:
-                return checkpoints.restore(step, {"params": like})["params"]
+                return checkpoints.restore(step, like)
             if checkpoints.steps:
                 there = ", ".join(map(str, checkpoints.steps))
                 raise UserError(f"no checkpoint {which!r} in {folder}; there are: {there}")

@@ -7,6 +7,7 @@ ends with the same bits: batches and random numbers are functions of the seed an
 
 import contextlib
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from vit_jax.errors import UserError
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
+from vit_jax.parallel.rules import path_name
 from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
 from vit_jax.training.goodput import Ledger, read_rows
+from vit_jax.training.origin import Origin, find_origin
 from vit_jax.training.profile import Trace
 from vit_jax.training.program import Program, make_program
 from vit_jax.training.progress import Console, MetricWriter, duration
@@ -69,17 +72,23 @@ def train(
         peers.agree("the test data", fingerprint(test_source))
     num_classes = class_count(config, train_source)
     steps = step_count(config, len(train_source))
-    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
+    origin = find_origin(config, num_classes)
+    program = make_program(
+        config,
+        num_classes=num_classes,
+        steps=steps,
+        mesh=mesh,
+        build=origin.build,
+    )
 
     leader = jax.process_index() == 0
-    manifest = make_manifest(
-        steps, train_source.class_names, num_classes, {"train": len(train_source), "test": len(test_source)}
-    )
+    images = {"train": len(train_source), "test": len(test_source)}
+    manifest = make_manifest(steps, train_source.class_names, images, origin.model, origin.arguments)
     if leader:
         claim(workdir, config, manifest)
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
-    console.say(describe(config, manifest, program))
+    console.say(describe(config, manifest, program, origin))
     for split, source in (("training", train_source), ("test", test_source)):
         if source.empty_classes:
             console.say(f"note: no {split} images of {', '.join(source.empty_classes[:20])}")
@@ -98,8 +107,11 @@ def train(
             first_step, (state, metrics) = restored[0], from_items(restored[1])
             console.say(f"continuing from {checkpoints.folder / str(first_step)}")
         else:
-            first_step = 0
-            state, metrics = program.initial_state(config.seed), program.initial_metrics()
+            first_step, params = 0, origin.read()
+            if peers.count > 1:
+                leaves = jax.tree.leaves_with_path(params)
+                peers.agree("the checkpoint to start from", {path_name(k): zlib.crc32(x) for k, x in leaves})
+            state, metrics = program.initial_state(config.seed, params), program.initial_metrics()
         zero_metrics = program.initial_metrics()
         ledger = Ledger(started, read_rows(workdir / METRICS), first_step)
         writer = MetricWriter(workdir, first_step) if leader else None
@@ -130,7 +142,7 @@ def train(
                 return not stop.reached()
 
             ledger.enter("evaluate")
-            if figures := evaluate(state["params"], go_on):
+            if figures := evaluate(program.evaluated(state), go_on):
                 console.say(f"step {step} | {in_words(figures)}")
                 if writer:
                     writer.write(step, {f"test/{name}": value for name, value in figures.items()})
@@ -186,7 +198,7 @@ def train(
         if figures is None:
             return {}  # Stopped again in the evaluation that a signal had cut off.
         ledger.enter("save")
-        samples = evaluate.samples(state["params"])
+        samples = evaluate.samples(program.evaluated(state))
         if leader:
             table = {f"test {name}": f"{value:,.4g}" for name, value in figures.items()}
             report = write_report(workdir, table | {"steps": f"{steps:,}"}, samples)
@@ -263,14 +275,16 @@ def step_count(config: ConfigDict, images: int) -> int:
 def as_items(state: State, metrics: Metrics) -> dict:
     """What a checkpoint holds, in parts that can be read alone."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
-    return {"params": state["params"], "optimizer": state["optimizer"], "run": run}
+    items = {name: state[name] for name in ("params", "extra", "average", "optimizer")}
+    return {name: item for name, item in items.items() if item} | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
     """The state and the metrics of a checkpoint."""
-    run = dict(items["run"])
+    items = {"extra": {}, "average": {}} | items
+    run = items.pop("run")
     metrics = run.pop("metrics")
-    return {"params": items["params"], "optimizer": items["optimizer"]} | run, metrics
+    return items | run, metrics
 
 
 def in_words(figures: dict[str, float]) -> str:
@@ -281,7 +295,7 @@ def in_words(figures: dict[str, float]) -> str:
     )
 
 
-def describe(config: ConfigDict, manifest: dict, program: Program) -> str:
+def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origin) -> str:
     """Parameters, data and devices of a run; the layers of the encoder are shown as one."""
     shown = params = program.state["params"]
     if blocks := params.get("blocks"):
@@ -294,7 +308,9 @@ def describe(config: ConfigDict, manifest: dict, program: Program) -> str:
     return "\n".join(
         [
             table,
-            f"model    {config.model.name}, {config.data.image_size} pixels, {config.model.dtype}",
+            f"model    {config.model.name or origin.name}, {config.data.image_size} pixels, "
+            f"{config.model.dtype}",
+            *(f"from     {line}" for line in origin.found),
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
             f"{images['test']:,} to test, {manifest['num_classes']:,} classes",
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "

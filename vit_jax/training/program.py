@@ -1,6 +1,7 @@
 """The compiled parts of a run, made from its config: what trains, what plans, and what measures share."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ from vit_jax.models import abstract, count_multiply_adds, model_factory
 from vit_jax.parallel.mesh import check_batch, replicated, split_batch
 from vit_jax.parallel.rules import optimizer_shardings, parameter_shardings
 from vit_jax.training.optimizer import make_optimizer, make_schedule
-from vit_jax.training.step import Metrics, State, init_metrics, init_state, make_train_step
+from vit_jax.training.step import Metrics, State, init_metrics, init_state, make_train_step, weights_of
+from vit_jax.training.weights import Weights, effective, init_extra, trained
 from vit_jax.training.workdir import model_arguments
 
 
@@ -23,6 +25,7 @@ class Program(NamedTuple):
     """A training step, and the shape and place of all that it takes; nothing is allocated yet."""
 
     build: Callable[..., nnx.Module]  # Makes the model from `rngs=`.
+    init_extra: Callable[[dict], dict]  # What only training has, from the model's parameters.
     graphdef: nnx.GraphDef
     optimizer: optax.GradientTransformation
     schedule: Callable[[jax.Array], jax.Array]
@@ -31,14 +34,26 @@ class Program(NamedTuple):
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
 
-    def initial_state(self, seed: int) -> State:
-        """The state before the first step, each process making what its devices hold."""
-        params = nnx.to_pure_dict(nnx.state(self._build_on_host(seed)))
-        params = jax.tree.map(_place, params, self.state["params"])
+    def initial_state(self, seed: int, params: dict | None = None) -> State:
+        """The state before the first step, each process making what its devices hold.
+
+        Args:
+          params: the model's parameters, on the host; None draws them.
+        """
+        weights = self._on_host(lambda: self._first_weights(seed, params))
+        weights = jax.tree.map(_place, weights, weights_of(self.state))
+        # A copy: the step gives the memory of both back.
+        average = jax.tree.map(jnp.copy, effective(weights)) if self.state["average"] else {}
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
-        state = init_state(params, jax.jit(self.optimizer.init, out_shardings=places)(params))
+        state = init_state(weights, average, jax.jit(self.optimizer.init, out_shardings=places)(weights))
         counts = jax.device_put({name: state[name] for name in ("step", "skipped")}, replicated(self.mesh))
         return state | counts
+
+    def evaluated(self, state: State) -> dict:
+        """The parameters that a run is judged by and leaves behind: the average, where it keeps one."""
+        if state["average"]:
+            return state["average"]
+        return effective(weights_of(state)) if state["extra"] else state["params"]
 
     def flops(self) -> float:
         """Operations of a training step for each image, at least: a multiply-add is two, and the backward
@@ -49,37 +64,58 @@ class Program(NamedTuple):
         """Zeros."""
         return jax.device_put(init_metrics(), replicated(self.mesh))
 
-    def _build_on_host(self, seed: int) -> nnx.Module:
+    def _first_weights(self, seed: int, params: dict | None) -> Weights:
+        params = params or nnx.to_pure_dict(nnx.state(self.build(rngs=nnx.Rngs(seed))))
+        return {"params": params, "extra": self.init_extra(params)}
+
+    def _on_host(self, make: Callable[[], Weights]) -> Weights:
         # Eagerly: to compile it takes longer. On the host, where a model fits that no device could hold.
         try:
             host = jax.local_devices(backend="cpu")[0]
         except RuntimeError:  # JAX_PLATFORMS leaves it out.
             host = None
         with jax.default_device(host):
-            return self.build(rngs=nnx.Rngs(seed))
+            return make()
 
 
-def make_program(config: ConfigDict, *, num_classes: int, steps: int, mesh: Mesh) -> Program:
+def make_program(
+    config: ConfigDict,
+    *,
+    num_classes: int,
+    steps: int,
+    mesh: Mesh,
+    build: Callable[..., nnx.Module] | None = None,
+) -> Program:
     """The program of a run of so many steps, for the devices of `mesh`, which need not exist here.
+
+    Args:
+      build: makes the model from `rngs=`; None: as the config names it.
 
     Raises:
       UserError: the model, the schedule or the batch does not fit the config or the mesh.
     """
     check_batch(mesh, config.batch_size, config.micro_batches)
     schedule = make_schedule(config.optimizer, steps)
-    optimizer = make_optimizer(config.optimizer, schedule)
-    build = model_factory(num_classes=num_classes, **model_arguments(config))
+    frozen = config.finetune.train != "all"
+    optimizer = make_optimizer(config.optimizer, schedule, partial(trained, config) if frozen else None)
+    build = build or model_factory(num_classes=num_classes, **model_arguments(config))
     graphdef, params = nnx.split(abstract(build))
     params = nnx.to_pure_dict(params)
-    optimizer_state = jax.eval_shape(optimizer.init, params)
-    state = jax.tree.map(_shape, init_state(params, optimizer_state))
+    make_extra = partial(init_extra, config)
+    weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
+    average = params if config.optimizer.average else {}
+    optimizer_state = jax.eval_shape(optimizer.init, weights)
+    state = jax.tree.map(_shape, init_state(weights, average, optimizer_state))
     everywhere = replicated(mesh)
     shardings = jax.tree.map(lambda _: everywhere, state) | {
         "params": parameter_shardings(mesh, params),
-        "optimizer": optimizer_shardings(mesh, params, optimizer_state),
+        "extra": parameter_shardings(mesh, weights["extra"]),
+        "average": parameter_shardings(mesh, average),
+        "optimizer": optimizer_shardings(mesh, weights, optimizer_state),
     }
     return Program(
         build,
+        make_extra,
         graphdef,
         optimizer,
         schedule,

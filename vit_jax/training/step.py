@@ -1,7 +1,8 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "optimizer", "step", "skipped"}`; every random number of step t is
-drawn from a key folded from (seed, t), so nothing random is kept between steps.
+The train state is `{"params", "extra", "average", "optimizer", "step", "skipped"}`, of which `extra` (what
+only training has) and `average` may be empty; every random number of step t is drawn from a key folded
+from (seed, t), so nothing random is kept between steps.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.rules import place_activation
 from vit_jax.training.augment import augment, normalize
 from vit_jax.training.objective import batch_targets, classification_loss, correct
+from vit_jax.training.optimizer import average_share
+from vit_jax.training.weights import Weights, effective, trained
 
 AUGMENT = 2**31  # Folded into a step's key; dropout folds in small numbers.
 
@@ -34,9 +37,15 @@ def init_metrics() -> Metrics:
     return sums | {"skipped": _no_skips()}
 
 
-def init_state(params: dict, optimizer_state) -> State:
+def init_state(weights: Weights, average: dict, optimizer_state) -> State:
     """The state before the first step; `skipped` counts updates left out, in all and just now in a row."""
-    return {"params": params, "optimizer": optimizer_state, "step": np.int32(0), "skipped": _no_skips()}
+    counts = {"step": np.int32(0), "skipped": _no_skips()}
+    return weights | {"average": average, "optimizer": optimizer_state} | counts
+
+
+def weights_of(state: State) -> Weights:
+    """What the optimizer changes."""
+    return {"params": state["params"], "extra": state["extra"]}
 
 
 def _no_skips() -> dict[str, np.int32]:
@@ -67,18 +76,22 @@ def make_train_step(
         cutmix_share=values.cutmix_share,
     )
 
-    def loss_of(params, micro, key):
-        logits = _logits(graphdef, mesh, params, micro["image"], nnx.Rngs(dropout=key))
+    def loss_of(weights, micro, key):
+        # The backward pass computes nothing for what is frozen.
+        weights = jax.tree.map(
+            lambda x, changes: x if changes else jax.lax.stop_gradient(x), weights, trained(config, weights)
+        )
+        logits = _logits(graphdef, mesh, effective(weights), micro["image"], nnx.Rngs(dropout=key))
         targets = batch_targets(micro, logits.shape[-1], config.loss.name)
         losses = classification_loss(logits, targets, config.loss.name, config.loss.label_smoothing)
         return losses.mean(), correct(logits, micro["labels"]).mean()
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
-    def accumulate(params, batch, key):
+    def accumulate(weights, batch, key):
         parts = config.micro_batches
         if parts == 1:
-            return gradient_of(params, batch, key)
+            return gradient_of(weights, batch, key)
 
         def cut(array):
             # Part i takes every parts-th image, so that each stays on the device it is on.
@@ -88,10 +101,10 @@ def make_train_step(
         def add(total, part):
             index, micro = part
             return jax.tree.map(
-                jnp.add, total, gradient_of(params, micro, jax.random.fold_in(key, index))
+                jnp.add, total, gradient_of(weights, micro, jax.random.fold_in(key, index))
             ), None
 
-        zero = jax.tree.map(jnp.zeros_like, ((jnp.zeros(()), jnp.zeros(())), params))
+        zero = jax.tree.map(jnp.zeros_like, ((jnp.zeros(()), jnp.zeros(())), weights))
         total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), jax.tree.map(cut, batch)))
         return jax.tree.map(lambda x: x / parts, total)
 
@@ -99,10 +112,11 @@ def make_train_step(
         step = state["step"] + 1
         key = jax.random.fold_in(jax.random.key(config.seed), step)
         batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
-        (loss, accuracy), gradient = accumulate(state["params"], batch, key)
+        old = weights_of(state)
+        (loss, accuracy), gradient = accumulate(old, batch, key)
         norm = optax.tree.norm(gradient)
-        updates, optimizer_state = optimizer.update(gradient, state["optimizer"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
+        updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
+        weights = optax.apply_updates(old, updates)
 
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
@@ -110,8 +124,9 @@ def make_train_step(
             # Counts go on, so that the schedule ends where it should.
             return jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new
 
-        old = state["params"], state["optimizer"]
-        params, optimizer_state = jax.tree.map(guarded, (params, optimizer_state), old)
+        weights, optimizer_state = jax.tree.map(
+            guarded, (weights, optimizer_state), (old, state["optimizer"])
+        )
         skipped = {
             "total": state["skipped"]["total"] + ~finite,
             "in_a_row": jnp.where(finite, 0, state["skipped"]["in_a_row"] + 1),
@@ -119,7 +134,13 @@ def make_train_step(
         sums = {"loss": loss, "accuracy": accuracy, "gradient_norm": norm, "steps": 1.0}
         metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
         metrics["skipped"] = skipped
-        return {"params": params, "optimizer": optimizer_state, "step": step, "skipped": skipped}, metrics
+        average = state["average"]
+        if average:
+            share = average_share(config.optimizer, step - skipped["total"])
+            moved = jax.tree.map(lambda mean, x: mean + share * (x - mean), average, effective(weights))
+            average = jax.tree.map(guarded, moved, average)
+        new = {"average": average, "optimizer": optimizer_state, "step": step, "skipped": skipped}
+        return weights | new, metrics
 
     everywhere = replicated(mesh)
     return jax.jit(

@@ -1,7 +1,7 @@
 """What a run keeps beside its checkpoints, and a model from nothing but its workdir.
 
 config.json     the config, as given
-manifest.json   what followed from config and data: classes, steps, versions, devices
+manifest.json   what followed from config and data: model, classes, steps, versions, devices
 checkpoints/    by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
 """
@@ -21,10 +21,12 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as configs
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, complete, skeleton
-from vit_jax.models import model_factory
+from vit_jax.interop.checkpoint import Checkpoint, complete, open_checkpoint, skeleton
+from vit_jax.interop.hub import download
+from vit_jax.models import BiT, ViT
 from vit_jax.parallel.peers import Peers
-from vit_jax.training.checkpoint import load_params
+from vit_jax.training.checkpoint import load_items
+from vit_jax.training.weights import effective, init_extra
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 METRICS = "metrics.jsonl"
@@ -80,12 +82,19 @@ def check_shared(workdir: Path, peers: Peers) -> None:
         file.unlink()
 
 
-def make_manifest(steps: int, class_names: tuple[str, ...], num_classes: int, images: dict[str, int]) -> dict:
-    """What a reader of the run needs besides its config."""
+def make_manifest(
+    steps: int, class_names: tuple[str, ...], images: dict[str, int], model: type, arguments: dict
+) -> dict:
+    """What a reader of the run needs besides its config.
+
+    Args:
+      arguments: of the model, all of them.
+    """
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {
         "steps": steps,
-        "num_classes": num_classes,
+        "model": {"class": model.__name__} | arguments,
+        "num_classes": arguments["num_classes"],
         "class_names": class_names,
         "images": images,
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -112,20 +121,41 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     """
     try:
         config = configs.from_json((workdir / CONFIG).read_text())
-        num_classes = json.loads((workdir / MANIFEST).read_text())["num_classes"]
+        arguments = json.loads((workdir / MANIFEST).read_text())["model"]
     except OSError as error:
         raise UserError(f"no run in {workdir}: cannot read {error.filename}") from error
-    factory = model_factory(num_classes=num_classes, **model_arguments(config))
-    values = complete(factory.func, factory.keywords)
-    _, shapes = skeleton(factory.func, values)
+    model = {"ViT": ViT, "BiT": BiT}[arguments.pop("class")]
+    values = complete(model, arguments)
+    _, shapes = skeleton(model, values)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = {
         tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
         for path, shape in shapes.items()
     }
-    params = load_params(workdir / CHECKPOINTS, nnx.traversals.unflatten_mapping(like), which)
+    params = nnx.traversals.unflatten_mapping(like)
+    if config.optimizer.average:
+        params = load_items(workdir / CHECKPOINTS, {"average": params}, which)["average"]
+    else:
+        extra = jax.eval_shape(functools.partial(init_extra, config), params)
+        weights = {"params": params} | ({"extra": extra} if extra else {})
+        params = effective({"extra": {}} | load_items(workdir / CHECKPOINTS, weights, which))
 
     def read(path):
         return functools.reduce(operator.getitem, path.split("/"), params)
 
-    return Checkpoint(f"{workdir}{which and '@' + which}", "a run", factory.func, values, shapes, read)
+    return Checkpoint(f"{workdir}{which and '@' + which}", "a run", model, values, shapes, read)
+
+
+def open_any(source: str | Path, image_size=None) -> Checkpoint:
+    """The checkpoint at any source that `vit_jax.load_model` takes."""
+    if str(source).startswith("hf://"):
+        return open_checkpoint(download(str(source)), image_size)
+    path, which = Path(source), ""
+    if "@" in path.name and not path.exists():
+        name, _, which = str(path).rpartition("@")
+        path = Path(name)
+    if (path / CONFIG).is_file() and (path / MANIFEST).is_file():
+        return open_workdir(path, which)
+    if which or not path.exists():
+        raise UserError(f"there is no {source}; a checkpoint of the Hub is hf://owner/name")
+    return open_checkpoint(path, image_size)

@@ -1,0 +1,141 @@
+"""From a checkpoint to a fine-tuned model, and the sweep over learning rates."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import vit_jax
+
+# From the checkpoint of `finished`, at twice its resolution.
+FINETUNE = (
+    "--config=configs/finetune.py:dataset=folder,size=32",
+    "--config.data.source=digits",
+    "--config.data.workers=0",
+    "--config.data.flip=False",
+    "--config.model.dtype=float32",
+    "--config.batch_size=64",
+    "--config.steps=6",
+    "--config.optimizer.warmup_steps=1",
+    "--config.checkpoint.every=3",
+)
+
+
+def figures(workdir) -> dict:
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "test/accuracy" in row][-1]
+
+
+def arrays(workdir) -> dict[str, np.ndarray]:
+    model = vit_jax.load_model(workdir, say=str)
+    return {"/".join(path): np.asarray(leaf) for path, leaf in nnx.to_flat_state(nnx.state(model))}
+
+
+@pytest.fixture(scope="module")
+def tuned(run, finished, tmp_path_factory):
+    """The folder of a run with low-rank changes and an average, and what it printed."""
+    workdir = tmp_path_factory.mktemp("tuned") / "run"
+    options = ("--config.finetune.train=lora", "--config.optimizer.average=0.9")
+    result = run(*FINETUNE, *options, f"--config.finetune.checkpoint={finished}", f"--workdir={workdir}")
+    assert result.returncode == 0, result.stderr
+    return workdir, result.stdout
+
+
+def test_run_starts_from_the_checkpoint_with_a_new_head_and_resized_positions(tuned, finished):
+    workdir, printed = tuned
+    assert f"of a run ({finished})" in printed
+    assert "resized: position_embedding/table 4x4 -> 8x8" in printed
+    assert "head/kernel [16, 10] -> [16, 10], zero" in printed
+    old, new = arrays(finished), arrays(workdir)
+    np.testing.assert_array_equal(new["blocks/00/mlp/fc1/kernel"], old["blocks/00/mlp/fc1/kernel"])
+    assert not np.array_equal(new["blocks/00/attention/qkv/kernel"], old["blocks/00/attention/qkv/kernel"])
+    assert not np.array_equal(new["head/kernel"], old["head/kernel"])
+
+
+def test_model_that_is_loaded_is_the_one_that_was_evaluated(tuned):
+    workdir, _ = tuned
+    model = vit_jax.load_model(workdir, say=str)
+    from vit_jax.data.preprocess import TestCrop
+    from vit_jax.data.sources import digits
+
+    source, crop = digits("test"), TestCrop(32, "square", 32)
+    images = np.stack([crop(source[i].image) for i in range(len(source))])
+    logits = model(images.astype(np.float32) / 127.5 - 1)
+    losses = -jax.nn.log_softmax(logits)[np.arange(len(source)), source.labels]
+    assert float(losses.mean()) == pytest.approx(figures(workdir)["test/loss"], abs=1e-5)
+
+
+def test_fine_tuning_that_was_stopped_ends_with_the_same_bits(tuned, run, finished, tmp_path):
+    whole, _ = tuned
+    options = ("--config.finetune.train=lora", "--config.optimizer.average=0.9")
+    arguments = (
+        *FINETUNE,
+        *options,
+        f"--config.finetune.checkpoint={finished}",
+        f"--workdir={tmp_path / 'r'}",
+    )
+    process = run.start(*arguments)
+    for line in process.stdout:
+        if line.startswith("first step done"):
+            process.terminate()
+    process.wait()
+    assert run(*arguments).returncode == 0
+    for path, value in arrays(tmp_path / "r").items():
+        np.testing.assert_array_equal(value, arrays(whole)[path])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--config.model.name=ViT-B/16"], "config.model.name means ViT-B/16, but .* is ViT-16x1"),
+        (["--config.finetune.checkpoint=nowhere"], "there is no nowhere"),
+        (["--config.data.train_split=train[:0%]"], r"the split 'train\[:0%\]' of 1437 images is empty"),
+        (["--config.model.dim=32"], "but the model asked for has"),
+    ],
+)
+def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finished, tmp_path):
+    from vit_jax.config import base_config, check
+    from vit_jax.errors import UserError
+    from vit_jax.training.loop import train
+
+    config = base_config()
+    values = {"model.name": "", "data.image_size": 16, "data.test_resize": 16, "steps": 2}
+    values |= {"finetune.checkpoint": str(finished), "batch_size": 32, "optimizer.warmup_steps": 1}
+    for flag in flags:
+        key, value = flag.removeprefix("--config.").split("=")
+        values[key] = int(value) if value.isdigit() else value
+    config.update_from_flattened_dict(values)
+    check(config)
+    with pytest.raises(UserError, match=words):
+        train(config, tmp_path / "run")
+
+
+def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tmp_path):
+    folder = tmp_path / "sweep"
+    arguments = (
+        *FINETUNE,
+        f"--config.finetune.checkpoint={finished}",
+        "--config.sweep.rates=(0.01,1e38)",  # The second fails.
+        "--config.sweep.seeds=(3,4)",
+        "--config.max_skipped_steps=0",
+        f"--workdir={folder}",
+    )
+    process = run(*arguments, module="vit_jax.sweep")
+    assert process.returncode == 0, process.stderr
+    results = json.loads((folder / "results.json").read_text())
+    assert results["best_rate"] == 0.01
+    assert results["rates"]["0.01"]["figures"]["images"] == 144  # A tenth of the training images.
+    assert "not finite" in results["rates"]["1e+38"]["failure"]
+    assert [results["seeds"][seed]["figures"]["images"] for seed in "34"] == [360, 360]
+    accuracies = [figures(folder / f"seed-{seed}")["test/accuracy"] for seed in (3, 4)]
+    assert f"{np.mean(accuracies):.2%} ± {100 * np.std(accuracies, ddof=1):.2f}" in process.stdout
+    config = json.loads((folder / "seed-3" / "config.json").read_text())
+    assert config["optimizer"]["learning_rate"] == 0.01 and config["data"]["train_split"] == "train"
+    assert (folder / "results.png").stat().st_size > 5000
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/report.html")}
+    assert len(times) == 3
+    again = run(*arguments, "--only=seed-3", module="vit_jax.sweep")
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/report.html")} == times

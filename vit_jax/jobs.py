@@ -1,0 +1,90 @@
+"""Training runs as processes of their own, in sequence: finished ones are kept, a failure is a line."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vit_jax.training.progress import duration
+from vit_jax.training.workdir import MANIFEST, METRICS
+
+
+class Job(NamedTuple):
+    """One run of `vit_jax.main`."""
+
+    workdir: Path
+    flags: tuple[str, ...]  # All but --workdir.
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.workdir.name
+
+    @property
+    def failed(self) -> Path:
+        """Says why it failed, beside the workdir, where it did."""
+        return self.workdir.with_name(f"{self.name}.failed")
+
+
+class Outcome(NamedTuple):
+    """The figures of a run's last evaluation, or why there are none."""
+
+    figures: dict[str, float] | None = None
+    failure: str = ""
+
+    @property
+    def pending(self) -> bool:
+        """It has neither finished nor failed."""
+        return self.figures is None and not self.failure
+
+
+def outcome(job: Job) -> Outcome:
+    """What is known of a job without running it."""
+    try:
+        steps = json.loads((job.workdir / MANIFEST).read_text())["steps"]
+        rows = [json.loads(line) for line in (job.workdir / METRICS).read_text().splitlines()]
+    except OSError:
+        rows = []
+    for row in rows:
+        if row["step"] == steps and "test/accuracy" in row:
+            return Outcome({key[5:]: value for key, value in row.items() if key.startswith("test/")})
+    return Outcome(failure=job.failed.read_text().strip() if job.failed.exists() else "")
+
+
+def run_jobs(jobs: Sequence[Job], say: Callable[[str], None] = print) -> None:
+    """Runs those that are not finished, going on where they were stopped; `outcome` then knows them.
+
+    Raises:
+      KeyboardInterrupt: the user stopped one, which saved first.
+    """
+    waiting = [job for job in jobs if outcome(job).figures is None]
+    begun = time.monotonic()
+    for done, job in enumerate(waiting):
+        each = (time.monotonic() - begun) / max(done, 1)
+        left = f", about {duration(each * (len(waiting) - done))} left" if done else ""
+        say(f"== {job.name}: run {len(jobs) - len(waiting) + done + 1} of {len(jobs)}{left}")
+        job.failed.unlink(missing_ok=True)
+        if failure := _run(job):
+            job.failed.write_text(failure + "\n")
+            say(f"== {job.name} failed: {failure}")
+
+
+def _run(job: Job) -> str:
+    """Why it failed; nothing if it did not."""
+    command = [sys.executable, "-m", "vit_jax.main", *job.flags, f"--workdir={job.workdir}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    last = ""
+    try:
+        for line in process.stderr:
+            sys.stderr.write(line)
+            last = line.strip() or last
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # It got the signal too.
+        raise
+    if code == 0 and outcome(job).figures is None:
+        raise KeyboardInterrupt  # The signal was to the run alone: it saved and ended.
+    return (last.removeprefix("error: ") or f"exit code {code}") if code else ""

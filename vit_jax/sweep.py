@@ -1,0 +1,165 @@
+"""Finds a learning rate and trains with it: python -m vit_jax.sweep --config=FILE --workdir=DIR
+
+The paper's protocol (appendix B.1.1): a run at each of config.sweep.rates on config.sweep.train_split,
+compared on config.sweep.dev_split, which are training images; then, at the best rate, one run for each of
+config.sweep.seeds on all training images, and the test images are looked at once. All flags of
+vit_jax.main are those of each run. The same command again goes on where it was; finished runs are kept.
+
+--list prints a command for each run, to start them as jobs of their own, on one or many machines that
+share DIR; the command without it then makes the table.
+"""
+
+import json
+import re
+import shlex
+import statistics
+import sys
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from vit_jax import command
+from vit_jax.config import check, differences, to_json
+from vit_jax.errors import UserError
+from vit_jax.jobs import Job, Outcome, outcome, run_jobs
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "The job: a file such as configs/finetune.py.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
+ONLY = flags.DEFINE_string("only", None, "One run by name, such as rate-0.01 or seed-0.")
+LIST = flags.DEFINE_bool("list", False, "Print the runs' commands and do nothing.")
+
+SWEEP = "sweep.json"  # The config, so that another's runs are not mixed in.
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        raise UserError(f"unexpected argument {arguments[0]!r}")
+    if not WORKDIR.value or CONFIG.value is None:
+        raise UserError("give --config=configs/finetune.py and --workdir=DIR")
+    config, folder = CONFIG.value, Path(WORKDIR.value).absolute()
+    check(config)
+    if not config.sweep.rates or not config.sweep.seeds:
+        raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
+    given = config_flags_of(sys.argv[1:])
+    held_out = (  # The test images are not even opened.
+        f"--config.data.train_split={config.sweep.train_split}",
+        f"--config.data.test_split={config.sweep.dev_split}",
+    )
+    rates = {
+        rate: Job(folder / f"rate-{rate:g}", (*given, *held_out, f"--config.optimizer.learning_rate={rate}"))
+        for rate in config.sweep.rates
+    }
+
+    def final(seed: int, rate: float) -> Job:
+        """Evaluated at its end only."""
+        values = {"optimizer.learning_rate": rate, "seed": seed, "evaluate_every": 10**9}
+        flags = tuple(f"--config.{key}={value}" for key, value in values.items())
+        return Job(folder / f"seed-{seed}", (*given, *flags))
+
+    names = [job.name for job in rates.values()] + [final(seed, 0).name for seed in config.sweep.seeds]
+    if LIST.value:
+        for name in names:
+            own = (*given, f"--workdir={folder}", f"--only={name}")
+            print(shlex.join(("python", "-m", "vit_jax.sweep", *own)))
+        return
+    if ONLY.value not in (None, *names):
+        raise UserError(f"--only={ONLY.value}: the runs are {', '.join(names)}")
+    claim(folder, config)
+
+    run_jobs([job for job in rates.values() if ONLY.value in (None, job.name)])
+    compared = {rate: outcome(job) for rate, job in rates.items()}
+    if ONLY.value in [job.name for job in rates.values()]:
+        return
+    if waiting := [rates[rate].name for rate, result in compared.items() if result.pending]:
+        raise UserError(f"{', '.join(waiting)} must be finished first")
+    accuracies = {rate: result.figures["accuracy"] for rate, result in compared.items() if result.figures}
+    if not accuracies:
+        reasons = "; ".join(f"{rates[rate].name}: {result.failure}" for rate, result in compared.items())
+        raise UserError(f"no run of the sweep came to its end: {reasons}")
+    best = max(accuracies, key=accuracies.get)
+    print(f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out images")
+
+    seeds = {seed: final(seed, best) for seed in config.sweep.seeds}
+    run_jobs([job for job in seeds.values() if ONLY.value in (None, job.name)])
+    write(folder, compared, best, {seed: outcome(job) for seed, job in seeds.items()})
+
+
+def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
+    """The flags of the config among a command's arguments, `--config=FILE` or `--config FILE`."""
+    given = []
+    for flag, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        if re.match(r"--?config\b", flag):
+            given += [flag] if "=" in flag or following.startswith("-") else [flag, following]
+    return tuple(given)
+
+
+def claim(folder: Path, config) -> None:
+    """Makes `folder` this config's sweep, or sees that it is."""
+    file = folder / SWEEP
+    if file.exists():
+        if differing := differences(file.read_text(), config):
+            raise UserError(
+                f"{folder} belongs to a sweep with another config ({'; '.join(differing)}); "
+                "give another --workdir"
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} holds files but no sweep; give a new or empty --workdir")
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(to_json(config) + "\n")
+
+
+def write(folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[int, Outcome]) -> None:
+    """The table, printed and as results.md, results.json and results.png."""
+    lines = ["| run | learning rate | images | accuracy |", "|---|---|---|---|"]
+    for rate, result in rates.items():
+        lines.append(f"| held-out training images | {rate:g} | {cells(result)} |")
+    for seed, result in seeds.items():
+        lines.append(f"| test, seed {seed} | {best:g} | {cells(result)} |")
+    tests = [result.figures["accuracy"] for result in seeds.values() if result.figures]
+    if tests:
+        deviation = f" ± {100 * statistics.stdev(tests):.2f}" if len(tests) > 1 else ""
+        mean = f"{statistics.mean(tests):.2%}{deviation}"
+        lines.append(f"| **test, mean of {len(tests)}** | {best:g} | | **{mean}** |")
+    text = "\n".join(lines)
+    (folder / "results.md").write_text(text + "\n")
+    (folder / "results.json").write_text(
+        json.dumps(
+            {
+                "rates": {f"{rate:g}": result._asdict() for rate, result in rates.items()},
+                "best_rate": best,
+                "seeds": {str(seed): result._asdict() for seed, result in seeds.items()},
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+    draw(folder / "results.png", rates, best, tests)
+    print(f"\n{text}\n\n{folder / 'results.md'}, results.json, results.png")
+
+
+def cells(result: Outcome) -> str:
+    if result.figures is None:
+        return f"| {result.failure or 'not run'}"
+    return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"
+
+
+def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float]) -> None:
+    """Accuracy over the learning rate."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    known = {rate: 100 * result.figures["accuracy"] for rate, result in rates.items() if result.figures}
+    axes.plot(list(known), list(known.values()), "o-", label="held-out training images")
+    axes.plot([best] * len(tests), [100 * accuracy for accuracy in tests], "x", label="test, each seed")
+    axes.set(xscale="log", xlabel="learning rate", ylabel="accuracy, %", xticks=list(known))
+    axes.set_xticks(list(known), [f"{rate:g}" for rate in known])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,73 @@
+"""The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import complete, fit, model_name
+from vit_jax.models import model_factory
+from vit_jax.training.workdir import model_arguments, open_any
+
+
+class Origin(NamedTuple):
+    """The model of a run, and where its first parameters come from."""
+
+    model: type[nnx.Module]
+    arguments: dict[str, Any]  # All of them.
+    sources: dict[str, Callable[[], np.ndarray]]  # By path; empty: they are drawn from the seed.
+    found: list[str]  # What the checkpoint was, and what became of it, in lines.
+
+    @property
+    def name(self) -> str:
+        """The paper's name of the model, if it has one."""
+        return model_name(self.model, self.arguments)
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        """The model with parameters drawn at random."""
+        return self.model(**self.arguments, rngs=rngs)
+
+    def read(self) -> dict:
+        """The checkpoint's parameters, on the host; empty where there is none."""
+        return nnx.traversals.unflatten_mapping(
+            {tuple(path.split("/")): np.asarray(read()) for path, read in self.sources.items()}
+        )
+
+
+def find_origin(config: ConfigDict, num_classes: int) -> Origin:
+    """The model that a config means, for data of so many classes.
+
+    A checkpoint says itself what its model is. A new head is zeros, without the hidden layer of
+    pre-training; position embeddings are resized to the images (paper, section 3.2).
+
+    Raises:
+      UserError: there is no such checkpoint, it is damaged, or is not of the model that the config names.
+    """
+    values = config.finetune
+    wanted = model_arguments(config) | {"num_classes": num_classes}
+    named = None
+    if config.model.name:
+        build = model_factory(**wanted)
+        named = build.func, complete(build.func, build.keywords)
+        if values.checkpoint is None:
+            return Origin(*named, {}, [])
+    checkpoint = open_any(values.checkpoint, config.data.image_size)
+    own = checkpoint.arguments
+    if named and model_name(*named) != (name := model_name(checkpoint.model, own)):
+        raise UserError(
+            f"config.model.name means {model_name(*named)}, but {values.checkpoint} is {name}; "
+            "leave it empty to take the checkpoint's"
+        )
+    if values.head == "kept" and own["num_classes"] != num_classes:
+        raise UserError(
+            f"config.finetune.head='kept', but {values.checkpoint} has {own['num_classes']:,} classes and "
+            f"the data {num_classes:,}; use head='new'"
+        )
+    del wanted["name"]
+    # How it was regularised belongs to the run that made it.
+    wanted = {name: 0.0 for name in ("dropout", "stochastic_depth", "head_bias") if name in own} | wanted
+    arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new")
+    return Origin(checkpoint.model, arguments, sources, [checkpoint.describe(), *done.describe()])

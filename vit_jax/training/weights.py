@@ -1,0 +1,62 @@
+"""A run's weights: what of them is trained, and what the model computes with.
+
+They are `{"params", "extra"}`: the model's own, and those that only training has, such as the low-rank
+changes of LoRA (Hu et al., 2022).
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.parallel.rules import path_name
+
+Weights = dict[str, dict]
+
+# (the end of a kernel's path, how many of its axes are inputs) of the products that LoRA changes.
+LORA = ((r"attention/qkv/kernel$", 1), (r"attention/out/kernel$", 2))
+
+
+def init_extra(config: ConfigDict, params: dict) -> dict:
+    """The weights that only training has; `lora` starts so that it changes nothing."""
+    if config.finetune.train != "lora":
+        return {}
+    rank, key = config.finetune.lora_rank, jax.random.key(config.seed)
+    lora = {}
+    for number, (path, kernel) in enumerate(jax.tree.leaves_with_path(params)):
+        name = path_name(path)
+        for end, inputs in LORA:
+            if re.search(end, name):
+                ins, outs = kernel.shape[:inputs], kernel.shape[inputs:]
+                draw = jax.nn.initializers.normal(np.prod(ins) ** -0.5)
+                lora[name.replace("/", ".")] = {
+                    "down": draw(jax.random.fold_in(key, number), (*ins, rank)),
+                    "up": jnp.zeros((rank, *outs)),
+                }
+    if not lora:
+        raise UserError("config.finetune.train='lora' changes attention's products, and the model has none")
+    return {"lora": lora}
+
+
+def effective(weights: Weights) -> dict:
+    """The parameters that the model computes with: kernel + down x up where there is a low-rank change."""
+    lora = weights["extra"].get("lora", {})
+
+    def changed(path, kernel):
+        factors = lora.get(path_name(path).replace("/", "."))
+        return kernel if factors is None else kernel + jnp.tensordot(factors["down"], factors["up"], 1)
+
+    return jax.tree.map_with_path(changed, weights["params"])
+
+
+def trained(config: ConfigDict, weights: Weights) -> Weights:
+    """True for the weights that training changes."""
+    everything = config.finetune.train == "all"
+
+    def is_trained(path, _):
+        return everything or re.match(r"extra/|params/(head|distillation_head)/", path_name(path)) is not None
+
+    return jax.tree.map_with_path(is_trained, weights)
