@@ -17,6 +17,7 @@ ALLOWED = {
     "interop": {"models"},
     "training": {"models", "data", "parallel", "config", "interop"},
     "load": {"interop", "training"},
+    "evaluation": {"models", "data"},
     "command": {"config"},
     "planning": {"config", "models", "data", "parallel", "training"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "planning", "load"},
