@@ -112,6 +112,7 @@ def test_folder_of_synsets_is_read_too(folder, real):
     for index in (0, 1, 999):
         n = index + 1
         assert source[index].labels == (index, *((n + i) % 1000 for i in range(n % 3)))
+    assert open_imagenet("folder", str(folder), "val[998:]")[1].labels == (999,)
 
 
 def test_image_without_a_number_is_named(folder, real):

@@ -24,6 +24,7 @@ from vit_jax.data.sources import (
     Records,
     Source,
     image_and_labels,
+    split_range,
     tfds_builder,
     tfds_feature,
     tfds_split,
@@ -56,11 +57,12 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """
     right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
     right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
-    figures = {"top1": right[:, :1], "top5": right[:, :5]}
-    if predictions.shape[1] < 5:
-        del figures["top5"]
-    means = {name: float(hits.any(axis=-1).mean()) if len(hits) else 0.0 for name, hits in figures.items()}
-    return means | {"images": len(right)}
+    figures = {
+        f"top{k}": float(right[:, :k].any(axis=-1).sum() / max(len(right), 1))
+        for k in (1, 5)
+        if k <= predictions.shape[1]
+    }
+    return figures | {"images": len(right)}
 
 
 def check_head(classes: int, checkpoint: str) -> None:
@@ -127,13 +129,11 @@ def open_imagenet(kind: str, path: str, split: str, real: Sequence[Classes] | No
             tfds_feature(builder, "file_name")
         read = partial(_read_validation, real=real)
         return Records(f"{builder.info.full_name} {split}", tfds_split(builder, split), read, names, most)
-    folder = Folder.scan(path, split)
+    folder = Folder.scan(path, split.split("[")[0])
     check_classes(folder.class_names, path)
-    labels = tuple(
-        (label, *_real_classes(PurePath(file).name, real))
-        for label, file in zip(folder.labels, folder.files, strict=True)
-    )
-    return Relabelled(folder, tuple(range(len(folder))), labels, folder.class_names, most)
+    chosen = tuple(split_range(split, len(folder)))
+    labels = tuple((folder.labels[i], *_real_classes(PurePath(folder.files[i]).name, real)) for i in chosen)
+    return Relabelled(folder, chosen, labels, folder.class_names, most)
 
 
 def _read_validation(features: Mapping, real: Sequence[Classes] | None) -> Example:
