@@ -18,6 +18,7 @@ ALLOWED = {
     "training": {"models", "data", "parallel", "config", "interop"},
     "load": {"interop", "training"},
     "jobs": {"training"},
+    "evaluation": {"models", "data"},
     "command": {"config"},
     "planning": {"config", "models", "data", "parallel", "training"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "planning", "load"},

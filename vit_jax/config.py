@@ -77,7 +77,7 @@ def base_config() -> ConfigDict:
     config.model.dtype = "float32"  # Or bfloat16: of the computation; parameters are float32.
 
     config.data = ConfigDict()
-    config.data.source = "digits"  # Or folder, tfds, array_record, mixture, synthetic.
+    config.data.source = "digits"  # Or folder, tfds, vtab, array_record, mixture, synthetic.
     config.data.path = ""  # The folder, TFDS's `name` or `name:data_dir`, or a pattern of files.
     config.data.parts = placeholder(tuple)  # Of a mixture: ("tfds:imagenet2012", "folder:/data/pets").
     config.data.weights = placeholder(tuple)  # Shares of the parts; None: every image counts the same.

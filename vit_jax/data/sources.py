@@ -9,6 +9,8 @@ import hashlib
 import importlib.util
 import os
 import re
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 from vit_jax.errors import UserError, nearest
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-KINDS = ("digits", "folder", "tfds", "array_record", "synthetic", "mixture")
+KINDS = ("digits", "folder", "tfds", "vtab", "array_record", "synthetic", "mixture")
 
 
 class Example(NamedTuple):
@@ -65,7 +67,8 @@ def open_source(
       kind: one of `KINDS`.
       split: its name, with TFDS's slices: `train`, `train[:90%]`, `test[100:]`.
       path: of `folder`, where it is (also `gs://`, `s3://`); of `tfds`, `name` or `name:data_dir` of a
-        prepared data set or the folder that holds its files; of `array_record`, a pattern of files.
+        prepared data set or the folder that holds its files; of `vtab`, `task` or `task:data_dir`; of
+        `array_record`, a pattern of files.
       label_key: the TFDS feature that holds the label or the labels.
       class_names: of the training split, whose numbering a folder's test split then shares.
       num_classes: of `array_record` files and `synthetic` images, which don't say it.
@@ -83,6 +86,10 @@ def open_source(
         return _slice(Folder.scan(path, name, class_names), split)
     if kind == "tfds":
         return tfds_records(path, split, label_key)
+    if kind == "vtab":
+        from vit_jax.data.vtab import open_task
+
+        return open_task(path, split)
     if kind == "array_record":
         return _slice(array_records(path, label_key, num_classes), split)
     if kind == "synthetic":
@@ -265,11 +272,11 @@ def _remote(url: str):
 
 @dataclasses.dataclass(frozen=True)
 class Records(Source):
-    """ArrayRecord files of tf.Examples that hold an encoded `image` and its label or labels."""
+    """ArrayRecord files of tf.Examples; `read` takes what is wanted of one's features."""
 
     name: str
     records: object
-    label_key: str
+    read: Callable[[Mapping], Example]
     class_names: tuple[str, ...]
     max_labels: int
 
@@ -283,18 +290,23 @@ class Records(Source):
             features = Message.FromString(self.records[index]).features.feature
         except Exception as error:  # The C++ reader's, a protocol buffer's, or the file system's.
             raise UserError(f"cannot read {self.describe(index)}: {_first_line(error)}") from error
-        labels = tuple(features[self.label_key].int64_list.value)
-        for label in labels:
+        example = self.read(features)
+        for label in example.labels:
             if not 0 <= label < len(self.class_names):
                 raise UserError(
                     f"{self.describe(index)} has the label {label}, outside the data set's "
                     f"{len(self.class_names)} classes"
                 )
-        (image,) = features["image"].bytes_list.value
-        return Example(image, labels[: self.max_labels])
+        return Example(example.image, example.labels[: self.max_labels])
 
     def describe(self, index):
         return f"{self.name} example {index}"
+
+
+def image_and_labels(features: Mapping, label_key: str) -> Example:
+    """The encoded `image` of a tf.Example and its label or labels."""
+    (image,) = features["image"].bytes_list.value
+    return Example(image, tuple(features[label_key].int64_list.value))
 
 
 def tfds_records(path: str, split: str, label_key: str) -> Records:
@@ -303,6 +315,27 @@ def tfds_records(path: str, split: str, label_key: str) -> Records:
     Args:
       path: `name`, `name:data_dir`, or the folder with its files.
       split: may be sliced and joined as TFDS allows.
+    """
+    import tensorflow_datasets as tfds
+
+    builder = tfds_builder(path)
+    feature = tfds_feature(builder, label_key)
+    multiple = not isinstance(feature, tfds.features.ClassLabel)
+    # The widest label set is not in a data set's description: 16 holds JFT's with room to spare.
+    return Records(
+        f"{builder.info.full_name} {split}",
+        tfds_split(builder, split),
+        partial(image_and_labels, label_key=label_key),
+        tuple((feature.feature if multiple else feature).names),
+        max_labels=16 if multiple else 1,
+    )
+
+
+def tfds_builder(path: str):
+    """The builder of a TFDS data set that is prepared.
+
+    Args:
+      path: `name`, `name:data_dir`, or the folder with its files.
     """
     import tensorflow_datasets as tfds
 
@@ -321,21 +354,37 @@ def tfds_records(path: str, split: str, label_key: str) -> Records:
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise UserError(f"TFDS knows no data set {name!r} (data.path): {_first_line(error)}") from error
     if not builder.info.splits:
-        raise UserError(
-            f"data set {name!r} is not prepared in {builder.data_path}; run: tfds build {name} "
-            f"--file_format=array_record" + (f" --data_dir={data_dir}" if data_dir else "")
-        )
+        by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
+        command = f"tfds build {re.sub(r':.*[*].*', '', name)} --file_format=array_record"
+        command += f" --data_dir={data_dir}" if data_dir else ""
+        if by_hand:
+            page = f"https://www.tensorflow.org/datasets/catalog/{builder.name}"
+            command += f" --manual_dir=DIR, with the files that {page} names downloaded by hand into DIR"
+        raise UserError(f"data set {name!r} is not prepared in {builder.data_path}; run: {command}")
+    return builder
+
+
+def tfds_feature(builder, key: str):
+    """A feature of a TFDS data set, which must have images too."""
     features = builder.info.features
-    for key in ("image", label_key):
-        if key not in features:
+    for needed in ("image", key):
+        if needed not in features:
             raise UserError(
-                f"data set {name!r} has no feature {key!r} (data.label_key is {label_key!r}); "
-                f"{nearest(key, features)}"
+                f"data set {builder.info.full_name!r} has no feature {needed!r} (data.label_key is {key!r}); "
+                f"{nearest(needed, features)}"
             )
+    return features[key]
+
+
+def tfds_split(builder, split: str):
+    """The serialized records of a split of a TFDS data set, by index."""
+    import tensorflow_datasets as tfds
+
+    name = builder.info.full_name
     try:
         # Raw: TFDS takes 0.1 ms to decode a record, `Records` 0.01.
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
-        records = builder.as_data_source(split=split, deserialize_method=raw).data_source
+        return builder.as_data_source(split=split, deserialize_method=raw).data_source
     except (ValueError, KeyError, NotImplementedError) as error:
         if "array_record" in str(error).lower() or "random access" in str(error).lower():
             raise UserError(
@@ -345,12 +394,6 @@ def tfds_records(path: str, split: str, label_key: str) -> Records:
         raise UserError(
             f"data set {name!r} has no split {split!r}; there are: {', '.join(builder.info.splits)}"
         ) from error
-    feature = features[label_key]
-    multiple = not isinstance(feature, tfds.features.ClassLabel)
-    class_label = feature.feature if multiple else feature
-    names = tuple(getattr(class_label, "names", None) or map(str, range(class_label.num_classes)))
-    # The widest label set is not in a data set's description: 16 holds JFT's with room to spare.
-    return Records(f"{name} {split}", records, label_key, names, max_labels=16 if multiple else 1)
 
 
 def array_records(path: str, label_key: str, num_classes: int | None) -> Records:
@@ -372,7 +415,8 @@ def array_records(path: str, label_key: str, num_classes: int | None) -> Records
         records = ArrayRecordDataSource(files)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"cannot read {path}: {_first_line(error)}") from error
-    return Records(path, records, label_key, tuple(map(str, range(num_classes))), max_labels=16)
+    read = partial(image_and_labels, label_key=label_key)
+    return Records(path, records, read, tuple(map(str, range(num_classes))), max_labels=16)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,205 @@
+"""VTAB-1k: 19 tasks of 1,000 training images each (Zhai et al., arXiv 1910.04867; the paper, section 4.1).
+
+The score is the mean of the 19 test accuracies. Each task is a TFDS data set, a rule that makes its
+label, and its splits:
+
+    train800        the first 800 images of the training part, to choose hyper-parameters
+    val200          the first 200 of the validation part, to judge them
+    train800val200  both: the 1,000 images of the final training
+    test            the whole test part
+
+Where a data set has no official validation part, a part of the training images is one.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.sources import (
+    Example,
+    Records,
+    image_and_labels,
+    split_range,
+    tfds_builder,
+    tfds_feature,
+    tfds_split,
+)
+from vit_jax.errors import UserError, nearest
+
+GROUPS = ("natural", "specialized", "structured")
+SPLITS = {"train800": ("train",), "val200": ("val",), "train800val200": ("train", "val"), "test": ("test",)}
+IMAGES = {"train": 800, "val": 200, "test": None}
+
+# What an object or a vehicle is: the last of these edges that its distance is above.
+CLEVR_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+KITTI_EDGES = (-100.0, 8.0, 20.0, 999.0)  # Metres.
+
+
+class Task(NamedTuple):
+    """One of the 19.
+
+    Attributes:
+      name: the paper's (table 9).
+      dataset: of TFDS, with the version that the benchmark names.
+      classes: how many.
+      label: the feature that is the class, or what makes the class of a record's features.
+      train, val, test: the parts, as slices of TFDS's splits.
+      flip, crop: whether training may mirror or crop an image without changing its class (BiT's
+        preprocessing, which the paper follows).
+      image: of the stored image, where its pixels are not those to be seen.
+    """
+
+    name: str
+    group: str
+    dataset: str
+    classes: int
+    label: str | Callable[[Mapping], int] = "label"
+    train: str = "train"
+    val: str = "validation"
+    test: str = "test"
+    flip: bool = True
+    crop: bool = True
+    image: Callable[[bytes], bytes | np.ndarray] | None = None
+
+
+def clevr_count(features: Mapping) -> int:
+    """3 to 10 objects."""
+    return len(features["objects/size"].int64_list.value) - 3
+
+
+def clevr_distance(features: Mapping) -> int:
+    """Distance of the closest object, the third of its pixel coordinates."""
+    distances = features["objects/pixel_coords"].float_list.value[2::3]
+    return bisect_left(CLEVR_EDGES, min(distances, default=math.inf)) - 1
+
+
+def kitti_distance(features: Mapping) -> int:
+    """Distance of the nearest car, van or truck ahead; without any, the last class."""
+    kinds = features["objects/type"].int64_list.value
+    distances = features["objects/location"].float_list.value[2::3]
+    distances = [distance for kind, distance in zip(kinds, distances, strict=True) if kind < 3]
+    return bisect_left(KITTI_EDGES, min(distances, default=1000.0)) - 1
+
+
+def dsprites_position(features: Mapping) -> int:
+    """32 places from left to right, by twos."""
+    return features["label_x_position"].int64_list.value[0] // 2
+
+
+def dsprites_orientation(features: Mapping) -> int:
+    """40 angles in 16 classes."""
+    return int(features["label_orientation"].int64_list.value[0] / 2.5)
+
+
+def black_and_white(image: bytes) -> bytes | np.ndarray:
+    """DSprites' zeros and ones as RGB of full range."""
+    try:
+        return decode(image) * np.uint8(255)
+    except Unreadable:
+        return image  # The pipeline finds out again, and counts it.
+
+
+NINE_TENTHS = dict(train="train[:90%]", val="train[90%:]")
+FOUR_FIFTHS = dict(train="train[:80%]", val="train[80%:]")
+THREE_FIFTHS = dict(train="train[:60%]", val="train[60%:80%]", test="train[80%:]")
+CLEVR = dict(dataset="clevr:3.*.*", **NINE_TENTHS, test="validation", crop=False)
+DSPRITES = dict(
+    dataset="dsprites:2.*.*",
+    train="train[:80%]",
+    val="train[80%:90%]",
+    test="train[90%:]",
+    flip=False,
+    image=black_and_white,
+)
+SMALLNORB = dict(dataset="smallnorb:2.*.*", val="test[:50%]", test="test[50%:]")
+
+_ALL = (
+    Task("Caltech101", "natural", "caltech101:3.*.*", 102, **NINE_TENTHS),
+    Task("CIFAR-100", "natural", "cifar100:3.*.*", 100, **NINE_TENTHS),
+    Task("DTD", "natural", "dtd:3.*.*", 47),
+    Task("Flowers102", "natural", "oxford_flowers102:2.*.*", 102),
+    # The benchmark names 3.*.*, which TFDS reads but no longer builds; 4.0.0 mends damaged images.
+    Task("Pets", "natural", "oxford_iiit_pet:*.*.*", 37, **FOUR_FIFTHS),
+    Task("Sun397", "natural", "sun397/tfds:4.*.*", 397),
+    Task("SVHN", "natural", "svhn_cropped:3.*.*", 10, **NINE_TENTHS),
+    Task("Camelyon", "specialized", "patch_camelyon:2.*.*", 2),
+    Task("EuroSAT", "specialized", "eurosat/rgb:2.*.*", 10, **THREE_FIFTHS),
+    Task("Resisc45", "specialized", "resisc45:3.*.*", 45, **THREE_FIFTHS),
+    Task("Retinopathy", "specialized", "diabetic_retinopathy_detection/btgraham-300:3.*.*", 5),
+    Task("Clevr-Count", "structured", classes=8, label=clevr_count, **CLEVR),
+    Task("Clevr-Dist", "structured", classes=6, label=clevr_distance, **CLEVR),
+    Task("DMLab", "structured", "dmlab:2.0.1", 6, crop=False),
+    Task("dSpr-Loc", "structured", classes=16, label=dsprites_position, crop=False, **DSPRITES),
+    Task("dSpr-Ori", "structured", classes=16, label=dsprites_orientation, **DSPRITES),
+    # The benchmark names 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label of occlusion.
+    Task("KITTI-Dist", "structured", "kitti:3.*.*", 4, kitti_distance, crop=False),
+    Task("sNORB-Azim", "structured", classes=18, label="label_azimuth", flip=False, **SMALLNORB),
+    Task("sNORB-Elev", "structured", classes=9, label="label_elevation", **SMALLNORB),
+)
+TASKS = {task.name.lower(): task for task in _ALL}
+
+
+def open_task(path: str, split: str) -> Records:
+    """A split of a task.
+
+    Args:
+      path: `clevr-count`, or `clevr-count:data_dir`.
+      split: one of `SPLITS`.
+
+    Raises:
+      UserError: there is no such task or split; the data set is not prepared, or not the task's.
+    """
+    name, _, data_dir = path.partition(":")
+    if name not in TASKS:
+        raise UserError(f"VTAB has no task {name!r} (data.path); {nearest(name, TASKS)}")
+    task = TASKS[name]
+    builder = tfds_builder(f"{task.dataset}:{data_dir}" if data_dir else task.dataset)
+    names = tuple(map(str, range(task.classes)))
+    if isinstance(task.label, str):
+        names = tuple(tfds_feature(builder, task.label).names)
+        if len(names) != task.classes:
+            raise UserError(
+                f"data set {builder.info.full_name!r} has {len(names)} classes, VTAB's {task.name} "
+                f"{task.classes}: it is another data set"
+            )
+    sizes = {name: part.num_examples for name, part in builder.info.splits.items()}
+    records = tfds_split(builder, tfds_slices(task, split, sizes))
+    return Records(f"{task.name} {split}", records, partial(read, task.name.lower()), names, max_labels=1)
+
+
+def tfds_slices(task: Task, split: str, sizes: Mapping[str, int]) -> str:
+    """A split of a task in TFDS's words, such as `train[0:800]+train[2753:2953]`.
+
+    Args:
+      sizes: how many images TFDS's splits have.
+    """
+    if split not in SPLITS:
+        raise UserError(f"VTAB has no split {split!r}; there are: {', '.join(SPLITS)}")
+    slices = []
+    for part in SPLITS[split]:
+        whole = getattr(task, part)
+        name = whole.split("[")[0]
+        if name not in sizes:
+            raise UserError(f"data set {task.dataset!r} has no split {name!r}; there are: {', '.join(sizes)}")
+        images = split_range(whole, sizes[name])
+        wanted = IMAGES[part] or len(images)
+        if wanted > len(images):
+            raise UserError(
+                f"VTAB takes {wanted} images of {whole} of {task.dataset!r}, which has {len(images)}"
+            )
+        slices.append(f"{name}[{images.start}:{images.start + wanted}]")
+    return "+".join(slices)
+
+
+def read(name: str, features: Mapping) -> Example:
+    """What task `name` takes of a record's features."""
+    task = TASKS[name]
+    if isinstance(task.label, str):
+        return image_and_labels(features, task.label)
+    (image,) = features["image"].bytes_list.value
+    return Example(task.image(image) if task.image else image, (task.label(features),))

@@ -1,0 +1,272 @@
+"""ImageNet's test sets: its own validation images, ReaL's labels of them, ImageNet-v2, ObjectNet.
+
+All four are scored in one way: an image has a set of right classes, of ImageNet's 1,000, and counts
+as right where one of a model's first predictions is among them. An image with no right class is left
+out. ImageNet-v2 is a TFDS data set as any other (`IMAGENET_V2`); the others are opened here.
+"""
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import PurePath
+
+import numpy as np
+from etils import epath
+
+from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources import (
+    Example,
+    Folder,
+    Records,
+    Source,
+    image_and_labels,
+    split_range,
+    tfds_builder,
+    tfds_feature,
+    tfds_split,
+)
+from vit_jax.errors import UserError
+
+CLASSES = 1000
+IMAGENET_V2 = "imagenet_v2/matched-frequency"  # Of TFDS; split test.
+
+REAL_IMAGES = 50_000
+REAL_URL = "https://github.com/google-research/reassessed-imagenet/blob/master/real.json"
+VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")
+
+OBJECTNET_CLASSES = 113  # Of 313, that ImageNet has too.
+OBJECTNET_URL = "https://objectnet.dev/download.html"
+OBJECTNET_BORDER = 1  # Red pixels around each image.
+
+Classes = tuple[int, ...]  # Of ImageNet.
+
+
+def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """How often a right class is the first prediction, and among the first five.
+
+    Args:
+      predictions: int `[images, 5]`: classes, the likeliest first. With fewer, there is no `top5`.
+      labels: int `[images, most]`: the right classes of each image, padded with -1.
+
+    Returns:
+      `top1`, `top5` from 0 to 1, and `images`: how many have a right class, of which these are means.
+    """
+    right = (predictions[:, :, None] == labels[:, None, :]) & (labels >= 0)[:, None, :]
+    right = right.any(axis=-1)[(labels >= 0).any(axis=-1)]
+    figures = {
+        f"top{k}": float(right[:, :k].any(axis=-1).sum() / max(len(right), 1))
+        for k in (1, 5)
+        if k <= predictions.shape[1]
+    }
+    return figures | {"images": len(right)}
+
+
+def check_head(classes: int, checkpoint: str) -> None:
+    """Raises UserError for a model that does not predict ImageNet's classes."""
+    if classes != CLASSES:
+        raise UserError(
+            f"{checkpoint} predicts {classes:,} classes, ImageNet has {CLASSES:,}: fine-tune it there first"
+        )
+
+
+def check_classes(class_names: Sequence[str], what: str) -> None:
+    """Raises UserError for data whose classes are not ImageNet's synsets in their order."""
+    import tensorflow_datasets as tfds
+
+    wanted = tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names
+    if len(class_names) != len(wanted):
+        raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(wanted):,}")
+    for number, (found, synset) in enumerate(zip(class_names, wanted, strict=True)):
+        if found != synset:
+            raise UserError(f"class {number} of {what} is {found!r}, of ImageNet {synset!r}")
+
+
+def read_real(path: str) -> list[Classes]:
+    """ReaL's labels (Beyer et al., arXiv 2006.07159): the right classes of validation image 1, 2, ...
+
+    Raises:
+      UserError: the file is missing, or not that of ReaL.
+    """
+    labels = _read_json(path, list, f"ReaL's labels, which are at {REAL_URL}")
+    if len(labels) != REAL_IMAGES:
+        raise UserError(
+            f"{path} has {len(labels):,} entries, ReaL {REAL_IMAGES:,}; its labels are at {REAL_URL}"
+        )
+    for number, classes in enumerate(labels, 1):
+        if not isinstance(classes, list) or not all(
+            isinstance(label, int) and 0 <= label < CLASSES for label in classes
+        ):
+            raise UserError(
+                f"entry {number:,} of {path} is {classes!r}, not a list of classes from 0 to {CLASSES - 1}"
+            )
+    return [tuple(classes) for classes in labels]
+
+
+def open_imagenet(kind: str, path: str, split: str, real: Sequence[Classes] | None = None) -> Source:
+    """ImageNet's validation images; of an image's labels the first is its own, the others are ReaL's.
+
+    So one pass over the images gives both scores: `accuracy(predictions, labels[:, :1])` and
+    `accuracy(predictions, labels[:, 1:])`.
+
+    Args:
+      kind: `tfds`, or `folder`: a folder for each class, named by its synset.
+      path, split: as of `vit_jax.data.sources.open_source`.
+      real: of `read_real`; images are found in it by the numbers in their file names.
+
+    Raises:
+      UserError: the data are missing, are not ImageNet's, or an image's name has no number.
+    """
+    most = 1 + max((len(classes) for classes in real or ()), default=0)
+    if kind == "tfds":
+        builder = tfds_builder(path)
+        names = tuple(tfds_feature(builder, "label").names)
+        check_classes(names, path)
+        if real is not None:
+            tfds_feature(builder, "file_name")
+        read = partial(_read_validation, real=real)
+        return Records(f"{builder.info.full_name} {split}", tfds_split(builder, split), read, names, most)
+    folder = Folder.scan(path, split.split("[")[0])
+    check_classes(folder.class_names, path)
+    chosen = tuple(split_range(split, len(folder)))
+    labels = tuple((folder.labels[i], *_real_classes(PurePath(folder.files[i]).name, real)) for i in chosen)
+    return Relabelled(folder, chosen, labels, folder.class_names, most)
+
+
+def _read_validation(features: Mapping, real: Sequence[Classes] | None) -> Example:
+    image, labels = image_and_labels(features, "label")
+    if real is None:
+        return Example(image, labels)
+    (name,) = features["file_name"].bytes_list.value
+    return Example(image, labels + _real_classes(name.decode(), real))
+
+
+def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
+    """Of the validation image in a file of that name."""
+    if real is None:
+        return ()
+    found = VALIDATION_NAME.fullmatch(name)
+    if not found or not 1 <= int(found[1]) <= len(real):
+        raise UserError(
+            f"ReaL has no labels for an image {name!r}: it knows ILSVRC2012_val_00000001 to "
+            f"ILSVRC2012_val_{len(real):08}"
+        )
+    return real[int(found[1]) - 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Relabelled(Source):
+    """Some images of another source, with labels of their own, less a border."""
+
+    source: Source
+    indices: tuple[int, ...]
+    labels: tuple[Classes, ...]
+    class_names: tuple[str, ...]
+    max_labels: int
+    border: int = 0  # Pixels.
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        image = self.source[self.indices[index]].image
+        if self.border:
+            with contextlib.suppress(Unreadable):  # The pipeline finds out again, and counts it.
+                image = decode(image)[self.border : -self.border, self.border : -self.border]
+        return Example(image, self.labels[index])
+
+    def describe(self, index):
+        return self.source.describe(self.indices[index])
+
+
+def read_objectnet_map(root: str) -> dict[str, Classes]:
+    """ObjectNet's folders whose class ImageNet has too, and ImageNet's classes that are right for each.
+
+    Args:
+      root: the folder `objectnet-1.0` with `images` and `mappings`.
+
+    Raises:
+      UserError: a file of the class map is missing, or they do not fit each other.
+    """
+    where = epath.Path(root) / "mappings"
+    what = f"a part of ObjectNet's class map: unpack all of objectnet-1.0.zip ({OBJECTNET_URL})"
+    folders, overlap, positions = (
+        _read_json(where / f"{name}.json", dict, what)
+        for name in ("folder_to_objectnet_label", "objectnet_to_imagenet_1k", "pytorch_to_imagenet_2012_id")
+    )
+    lines = _read_text(where / "imagenet_to_label_2012_v2", what).splitlines()
+    # Class (in the order of synsets) -> line of the list of labels -> label.
+    if sorted(positions.values()) != list(range(CLASSES)) or len(lines) != CLASSES:
+        raise UserError(
+            f"{where}: pytorch_to_imagenet_2012_id.json must number the {CLASSES:,} lines of "
+            f"imagenet_to_label_2012_v2, which has {len(lines):,}"
+        )
+    number = {lines[line].strip(): int(label) for label, line in positions.items()}
+    if len(overlap) != OBJECTNET_CLASSES:
+        raise UserError(
+            f"{where}/objectnet_to_imagenet_1k.json has {len(overlap)} classes, not {OBJECTNET_CLASSES}"
+        )
+    folder_of = {name: folder for folder, name in folders.items()}
+    classes = {}
+    for name, labels in overlap.items():
+        if name not in folder_of:
+            raise UserError(f"{where}/folder_to_objectnet_label.json has no folder of the class {name!r}")
+        for label in labels.split("; "):
+            if label not in number:
+                raise UserError(
+                    f"{where}/imagenet_to_label_2012_v2 has no line {label!r}, which "
+                    f"objectnet_to_imagenet_1k.json has for {name!r}"
+                )
+        classes[folder_of[name]] = tuple(number[label] for label in labels.split("; "))
+    return classes
+
+
+def open_objectnet(root: str) -> Relabelled:
+    """ObjectNet's images of the classes that ImageNet has too, without their border.
+
+    A prediction of any other class is wrong.
+
+    Args:
+      root: the folder `objectnet-1.0` with `images` and `mappings`.
+
+    Raises:
+      UserError: the class map or the images of a class are missing.
+    """
+    classes = read_objectnet_map(root)
+    folder = Folder.scan(root, "images")
+    right = tuple(classes.get(name) for name in folder.class_names)
+    if missing := sorted(set(classes) - {folder.class_names[label] for label in set(folder.labels)}):
+        raise UserError(
+            f"{root}/images has no images of {', '.join(missing[:20])}: unpack all of objectnet-1.0.zip "
+            f"({OBJECTNET_URL})"
+        )
+    indices = tuple(index for index, label in enumerate(folder.labels) if right[label])
+    labels = tuple(right[folder.labels[index]] for index in indices)
+    names = tuple(map(str, range(CLASSES)))
+    return Relabelled(folder, indices, labels, names, max(map(len, labels)), OBJECTNET_BORDER)
+
+
+def objectnet_crop(size: int) -> TestCrop:
+    """What a model of `size` pixels sees of an image: BiT's central 480 after its short side is 512."""
+    return TestCrop(size, "short_side", round(size * 512 / 480))
+
+
+def _read_json(path: epath.PathLike, kind: type, what: str):
+    text = _read_text(path, what)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): it should be {what}") from error
+    if not isinstance(value, kind):
+        raise UserError(f"{path} holds a {type(value).__name__}, not a {kind.__name__}: it should be {what}")
+    return value
+
+
+def _read_text(path: epath.PathLike, what: str) -> str:
+    try:
+        return epath.Path(path).read_text()
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror or error}), {what}") from error
