@@ -13,7 +13,7 @@ ALLOWED = {
     "data": set(),
     "parallel": set(),
     "config": set(),
-    "recipes": {"config"},
+    "recipes": {"config", "data"},
     "interop": {"models"},
     "training": {"models", "data", "parallel", "config", "interop"},
     "load": {"interop", "training"},

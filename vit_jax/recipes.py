@@ -5,6 +5,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config import base_config
+from vit_jax.data.vtab import TASKS
 from vit_jax.errors import UserError, nearest
 
 
@@ -139,13 +140,14 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     """Fine-tuning as in the paper's section 4.1 and table 4: SGD, batch 512, cosine, a new head.
 
     Args:
-      dataset: one of `TRANSFER`.
+      dataset: one of `TRANSFER`, or `vtab/NAME` of one of VTAB-1k's tasks, which share one rate.
       model: the paper's name; empty takes the checkpoint's.
       size: of the images; 512 for L/16 and 518 for H/14 in table 2's ImageNet figures.
     """
-    if dataset not in TRANSFER:
-        raise UserError(f"no recipe for the data set {dataset!r}; {nearest(dataset, TRANSFER)}")
-    row = TRANSFER[dataset]
+    known = TRANSFER | {f"vtab/{name}": Transfer(name, 2500, 200, (0.01,), 20) for name in TASKS}
+    if dataset not in known:
+        raise UserError(f"no recipe for the data set {dataset!r}; {nearest(dataset, known)}")
+    row = known[dataset]
     config = base_config()
     config.model.name, config.model.dtype = model, "bfloat16"
     config.batch_size, config.steps = 512, row.steps
@@ -164,5 +166,10 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
         config.sweep.rates += (0.06,)
     kept = f"{100 - row.held_out}%"
     config.sweep.train_split, config.sweep.dev_split = f"train[:{kept}]", f"train[{kept}:]"
+    if dataset.startswith("vtab/"):
+        task = TASKS[row.path]
+        config.data.source, config.data.train_split = "vtab", "train800val200"
+        config.sweep.train_split, config.sweep.dev_split = "train800", "val200"
+        config.data.flip, config.data.crop = task.flip, "square" if task.crop else "none"
     config.evaluate_every = config.checkpoint.every = min(500, row.steps)
     return config
