@@ -9,6 +9,8 @@ import hashlib
 import importlib.util
 import os
 import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +47,29 @@ class Source:
 
     def describe(self, index: int) -> str:
         raise NotImplementedError
+
+    def labels_of(self, index: int) -> tuple[int, ...]:
+        """The class indices of an example, without its image where the source can do that."""
+        return self[index].labels
+
+    def label_table(self, told: Callable[[int], None] = lambda read: None) -> np.ndarray:
+        """Labels of all images, int32 `[images, max_labels]` padded with -1; no image is decoded.
+
+        Args:
+          told: is called now and then with how many have been read.
+        """
+        table = np.full((len(self), self.max_labels), -1, np.int32)
+        starts = range(0, len(self), 256)
+
+        def read(start: int) -> list[tuple[int, ...]]:
+            return [self.labels_of(index) for index in range(start, min(start + 256, len(self)))]
+
+        with ThreadPoolExecutor(16) as pool:  # For storage that takes long to answer.
+            for start, rows in zip(starts, pool.map(read, starts), strict=True):
+                for index, labels in enumerate(rows, start):
+                    table[index, : len(labels)] = labels
+                told(start + len(rows))
+        return table
 
 
 def open_source(
@@ -133,10 +158,13 @@ class InMemory(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        return Example(self.images[index], (int(self.labels[index]),))
+        return Example(self.images[index], self.labels_of(index))
 
     def describe(self, index):
         return f"{self.name} image {index}"
+
+    def labels_of(self, index):
+        return (int(self.labels[index]),)
 
 
 def digits(split: str) -> InMemory:
@@ -208,10 +236,13 @@ class Folder(Source):
         return len(self.files)
 
     def __getitem__(self, index):
-        return Example(_read(self.files[index]), (self.labels[index],))
+        return Example(_read(self.files[index]), self.labels_of(index))
 
     def describe(self, index):
         return self.files[index]
+
+    def labels_of(self, index):
+        return (int(self.labels[index]),)
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
@@ -428,8 +459,14 @@ class Mixture(Source):
     def __getitem__(self, index):
         part, index = self._locate(index)
         image, labels = self.parts[part][index]
-        table = self._tables[part]
-        return Example(image, tuple(table[label] for label in labels))
+        return Example(image, self._renumbered(part, labels))
+
+    def labels_of(self, index):
+        part, index = self._locate(index)
+        return self._renumbered(part, self.parts[part].labels_of(index))
+
+    def _renumbered(self, part: int, labels: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self._tables[part][label] for label in labels)
 
     def describe(self, index):
         part, index = self._locate(index)
@@ -462,12 +499,11 @@ class Synthetic(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice(Source):
-    """A range of another source."""
+class Subset(Source):
+    """Some images of another source, in the order given."""
 
     source: Source
-    start: int
-    stop: int
+    indices: Sequence[int] | np.ndarray
 
     @property
     def class_names(self):
@@ -478,13 +514,16 @@ class Slice(Source):
         return self.source.max_labels
 
     def __len__(self):
-        return self.stop - self.start
+        return len(self.indices)
 
     def __getitem__(self, index):
-        return self.source[self.start + index]
+        return self.source[int(self.indices[index])]
 
     def describe(self, index):
-        return self.source.describe(self.start + index)
+        return self.source.describe(int(self.indices[index]))
+
+    def labels_of(self, index):
+        return self.source.labels_of(int(self.indices[index]))
 
 
 def split_range(split: str, images: int) -> range:
@@ -515,4 +554,4 @@ def split_range(split: str, images: int) -> range:
 def _slice(source: Source, split: str) -> Source:
     """The part of `source` that `name[from:to]` means."""
     chosen = split_range(split, len(source))
-    return source if len(chosen) == len(source) else Slice(source, chosen.start, chosen.stop)
+    return source if len(chosen) == len(source) else Subset(source, chosen)

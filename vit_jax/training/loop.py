@@ -21,6 +21,7 @@ from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import Source, fingerprint, open_source
 from vit_jax.errors import UserError
+from vit_jax.evaluation.fewshot import FewShot, in_lines
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
@@ -85,6 +86,8 @@ def train(
             console.say(f"note: no {split} images of {', '.join(source.empty_classes[:20])}")
     warn = console.say if leader else print  # Each process names the images that it cannot read.
     evaluate = Evaluator(program, test_source, config, warn)
+    shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+    few_shot = FewShot(config, program.graphdef, shardings, mesh, peers, warn)
 
     with contextlib.ExitStack() as resources:
         stop = resources.enter_context(StopSignal())
@@ -130,10 +133,15 @@ def train(
                 return not stop.reached()
 
             ledger.enter("evaluate")
-            if figures := evaluate(state["params"], go_on):
-                console.say(f"step {step} | {in_words(figures)}")
-                if writer:
-                    writer.write(step, {f"test/{name}": value for name, value in figures.items()})
+            figures, row = evaluate(state["params"], go_on), {}
+            if figures and few_shot.due(step, last=step == steps):
+                row = few_shot(state["params"], go_on)
+            if figures is None or row is None:
+                return None
+            for line in (in_words(figures), *in_lines(row)):
+                console.say(f"step {step} | {line}")
+            if writer:
+                writer.write(step, {f"test/{name}": value for name, value in figures.items()} | row)
             return figures
 
         figures = checkpoints.figures.get(first_step)
