@@ -294,7 +294,9 @@ def _check_fewshot(config: ConfigDict) -> None:
         values.every,
         f"a multiple of evaluate_every = {config.evaluate_every}, or 0",
     )
-    _require(values.every == 0 or len(values.sets) > 0, "fewshot.sets", values.sets, "as ('tfds:cifar100',)")
+    _require(
+        values.every == 0 or len(values.sets) > 0, "fewshot.sets", values.sets, "such as ('tfds:cifar100',)"
+    )
     for key, least in dict(shots=1, seeds=0).items():
         given = values[key]
         whole = all(isinstance(number, int) and number >= least for number in given)
@@ -326,7 +328,7 @@ def data_set(text: str) -> DataSet:
       UserError: it is not written so.
     """
     kinds = ("digits", "folder", "tfds", "synthetic")
-    found = re.fullmatch(r"(\w+):(.*?)(?:@([^@,]+),([^@,]+))?", str(text))
+    found = re.fullmatch(r"(\w+):([^@]*)(?:@([^@,]+),([^@,]+))?", str(text))
     if not found or found[1] not in kinds or (found[1] in ("folder", "tfds") and not found[2]):
         raise UserError(
             f"cannot read the data set {text!r}: write it as tfds:cifar100, folder:/data/pets or "

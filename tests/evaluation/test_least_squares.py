@@ -44,9 +44,8 @@ def assert_close(ours, right):
 def test_coefficients_are_those_of_the_formula(images, classes, penalty):
     features, labels = data(images, 20, classes)
     formula = plain.dual if images < 21 else plain.primal
-    assert_close(
-        coefficients(features, labels, classes, penalty), formula(features, labels, classes, penalty)
-    )
+    case = features, labels, classes, penalty
+    assert_close(coefficients(*case), formula(*case))
 
 
 @given(
