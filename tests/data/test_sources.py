@@ -239,6 +239,8 @@ def test_tfds_sequence_of_labels_is_kept(prepared):
     source = open_source("tfds", "train", path=f"many_labels:{prepared}", label_key="labels")
     assert len(source.class_names) == 9
     assert {source[i].labels for i in range(20)} == {(), (0,), (0, 1), (0, 1, 2)}
+    for labels, row in zip(map(source.labels_of, range(20)), source.label_table().tolist(), strict=True):
+        assert row == [*labels, *[-1] * (source.max_labels - len(labels))]
 
 
 def test_tfds_unknown_split_lists_the_real_ones(prepared):

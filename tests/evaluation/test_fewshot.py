@@ -258,4 +258,9 @@ def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
 def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
         train(config(shots=(1, 400)), tmp_path / "run")
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (tmp_path / "run").exists()  # Which would now be that config's.
+
+
+def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):
+    with pytest.raises(UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"):
+        train(config(sets=("folder:/nowhere",)), tmp_path / "run")

@@ -141,39 +141,49 @@ class Task:
         return train.values[rows], train.labels[rows].max(axis=1)
 
 
+def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = print) -> list[Task]:
+    """The data sets of `config.fewshot`, their training images chosen.
+
+    Args:
+      peers: the run's processes, which must read the same.
+
+    Raises:
+      UserError: a data set cannot be opened, has too few images of a class, or differs between processes.
+    """
+    tasks, values = [], config.fewshot
+    for text in values.sets if values.every else ():
+        described = data_set(text)
+        try:
+            sources = open_data_set(described, image_size=config.data.image_size)
+        except UserError as error:
+            raise UserError(f"config.fewshot.sets: cannot open {text}: {error}") from error
+        task = Task(described.name, *sources, values.shots, values.seeds, say)
+        if peers.count > 1:
+            peers.agree(f"the few-shot data set {text}", task.fingerprint())
+        tasks.append(task)
+    return tasks
+
+
 class FewShot:
     """The few-shot evaluation of a training run: `config.fewshot`.
 
     Args:
+      tasks: of `open_tasks`.
       graphdef, shardings: of the model that is trained.
-      peers: the run's processes, which must read the same.
-      say: as of `Task`, and told of images that cannot be read.
-
-    Raises:
-      UserError: a data set cannot be opened, or has too few images of a class.
+      say: is told of images that cannot be read.
     """
 
     def __init__(
         self,
         config: ConfigDict,
+        tasks: Sequence[Task],
         graphdef: nnx.GraphDef,
         shardings: dict,
         mesh: Mesh,
-        peers: Peers,
         say: Callable[[str], None],
     ):
         values, data = config.fewshot, config.data
-        self._every, self._penalty, self._say = values.every, values.penalty, say
-        self._tasks = []
-        if not self._every:
-            return
-        for text in values.sets:
-            described = data_set(text)
-            sources = open_data_set(described, image_size=data.image_size)
-            task = Task(described.name, *sources, values.shots, values.seeds, say)
-            if peers.count > 1:
-                peers.agree(f"the few-shot data set {text}", task.fingerprint())
-            self._tasks.append(task)
+        self._tasks, self._every, self._penalty, self._say = tasks, values.every, values.penalty, say
         self._extractor = Extractor(
             graphdef,
             shardings,

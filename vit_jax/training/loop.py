@@ -21,7 +21,7 @@ from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import Source, fingerprint, open_source
 from vit_jax.errors import UserError
-from vit_jax.evaluation.fewshot import FewShot, in_lines
+from vit_jax.evaluation.fewshot import FewShot, in_lines, open_tasks
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
@@ -68,6 +68,7 @@ def train(
     if peers.count > 1:
         peers.agree("the training data", fingerprint(train_source))
         peers.agree("the test data", fingerprint(test_source))
+    few_shot_tasks = open_tasks(config, peers)
     num_classes = class_count(config, train_source)
     steps = step_count(config, len(train_source))
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
@@ -87,7 +88,7 @@ def train(
     warn = console.say if leader else print  # Each process names the images that it cannot read.
     evaluate = Evaluator(program, test_source, config, warn)
     shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
-    few_shot = FewShot(config, program.graphdef, shardings, mesh, peers, warn)
+    few_shot = FewShot(config, few_shot_tasks, program.graphdef, shardings, mesh, warn)
 
     with contextlib.ExitStack() as resources:
         stop = resources.enter_context(StopSignal())
