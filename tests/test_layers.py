@@ -20,7 +20,8 @@ ALLOWED = {
     "load": {"interop", "training"},
     "command": {"config"},
     "planning": {"config", "models", "data", "parallel", "training"},
-    "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "planning", "load"},
+    "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
+    | {"training", "planning", "load"},
 }
 PARTS = sorted(
     {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}
