@@ -17,7 +17,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
@@ -115,11 +114,13 @@ def _solve(matrix: np.ndarray, right: np.ndarray, penalties: Sequence[float]) ->
     What lies where the matrix is zero but for rounding is left out: `right`, or what follows the
     solution, has no part there, but 1 / penalty would enlarge its rounding.
     """
+    from scipy.linalg import cho_factor, cho_solve, eigh  # Not where a training run would wait for it.
+
     zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
     if len(penalties) == 1 and penalties[0] > zero:
-        factor = scipy.linalg.cho_factor(matrix + penalties[0] * np.eye(len(matrix)), overwrite_a=True)
-        return [scipy.linalg.cho_solve(factor, right)], len(matrix)
-    values, vectors = scipy.linalg.eigh(matrix)
+        factor = cho_factor(matrix + penalties[0] * np.eye(len(matrix)), overwrite_a=True)
+        return [cho_solve(factor, right)], len(matrix)
+    values, vectors = eigh(matrix)
     vectors, values = vectors[:, values > zero], values[values > zero]
     projected = vectors.T @ right
     return [vectors @ (projected / (values + penalty)[:, None]) for penalty in penalties], len(values)

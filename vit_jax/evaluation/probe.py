@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Features, single_labels
+from vit_jax.evaluation.least_squares import GUARD
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
-GUARD = 1e-5  # Added to the deviation of a feature.
 
 
 class Probe(NamedTuple):
