@@ -211,12 +211,26 @@ def test_key_that_nothing_reads_is_refused():
         ("augment.cutmix_share", 1.5),
         ("augment.erasing", 2.0),
         ("augment.color_jitter", (0.1, 0.1)),
+        ("fewshot.every", 401),
+        ("fewshot.sets", ("tfds:dtd", "folder:/data/dtd")),
+        ("fewshot.shots", ()),
+        ("fewshot.shots", (0, 1)),
+        ("fewshot.seeds", (1, 1)),
+        ("fewshot.seeds", (-1,)),
+        ("fewshot.penalty", -1.0),
     ],
 )
 def test_impossible_value_is_named(key, value):
     config = load("quickstart")
     config.update_from_flattened_dict({key: value})
     with pytest.raises(UserError, match=key):
+        configs.check(config)
+
+
+def test_few_shot_evaluation_without_data_sets_is_refused():
+    config = load("quickstart")
+    config.fewshot.every = config.evaluate_every
+    with pytest.raises(UserError, match=r"fewshot.sets is \(\) and must be such as \('tfds:cifar100',\)"):
         configs.check(config)
 
 

@@ -15,13 +15,14 @@ ALLOWED = {
     "config": set(),
     "recipes": {"config", "data"},
     "interop": {"models"},
-    "training": {"models", "data", "parallel", "config", "interop"},
+    "evaluation": {"models", "data", "parallel", "config"},
+    "training": {"models", "data", "parallel", "config", "interop", "evaluation"},
     "load": {"interop", "training"},
     "jobs": {"training"},
-    "evaluation": {"models", "data"},
     "command": {"config"},
     "planning": {"config", "models", "data", "parallel", "training"},
-    "benchmarks": {"config", "models", "data", "parallel", "interop", "training", "planning", "load"},
+    "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
+    | {"training", "planning", "load"},
 }
 PARTS = sorted(
     {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}

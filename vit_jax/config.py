@@ -8,7 +8,7 @@ is an error.
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -84,6 +84,7 @@ def base_config() -> ConfigDict:
     config.data.train_split = "train"
     config.data.test_split = "test"
     config.data.label_key = "label"  # The TFDS feature with the label or the labels.
+    config.data.classes = placeholder(tuple)  # Only images of these, by name; None: all.
     config.data.num_classes = placeholder(int)  # Width of the head, where not the data set's own.
     config.data.image_size = 224
     config.data.decode = "fast"  # Or exact: whole images, by Pillow.
@@ -155,6 +156,14 @@ def base_config() -> ConfigDict:
     config.evaluate_every = 1000
     config.hang_seconds = 1200.0  # With no step and no batch of an evaluation done; see watchdog.py.
 
+    # Few-shot linear evaluation of the frozen network, beside the evaluation of the test split.
+    config.fewshot = ConfigDict()
+    config.fewshot.every = 0  # Steps, a multiple of evaluate_every, and at the end; 0: never.
+    config.fewshot.sets = ()  # ("tfds:cifar100", "folder:/data/pets@train,val"); see `data_set`.
+    config.fewshot.shots = (1, 5, 10, 25)  # Training images of each class.
+    config.fewshot.seeds = (0, 1, 2)  # Of the choice of images; accuracies are averaged over them.
+    config.fewshot.penalty = 1024.0  # Of least squares.
+
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1000  # Steps.
     config.checkpoint.keep_last = 2  # So many are kept, the newest;
@@ -193,6 +202,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
+    config.fewshot.every = 0  # Its data sets may not be here.
     kind, _, number = config.model.name.partition("/")
     stride = config.model.patch_size or int(number or 16)
     if "ViT" in kind:
@@ -264,6 +274,7 @@ def check(config: ConfigDict) -> None:
         config.evaluate_every,
         f"a multiple of checkpoint.every = {every} for checkpoint.keep_best",
     )
+    _check_fewshot(config)
     for key in ("model.dropout", "model.stochastic_depth", "optimizer.average"):
         _require(given[key] is None or 0 <= given[key] < 1, key, given[key], "from 0 to below 1")
     _require(
@@ -308,6 +319,63 @@ def check(config: ConfigDict) -> None:
         "model.dtype": ("float32", "bfloat16"),
     }.items():
         _require(given[key] in values, key, given[key], " or ".join(values))
+
+
+def _check_fewshot(config: ConfigDict) -> None:
+    values = config.fewshot
+    _require(
+        values.every >= 0 and values.every % config.evaluate_every == 0,
+        "fewshot.every",
+        values.every,
+        f"a multiple of evaluate_every = {config.evaluate_every}, or 0",
+    )
+    _require(
+        values.every == 0 or len(values.sets) > 0, "fewshot.sets", values.sets, "such as ('tfds:cifar100',)"
+    )
+    for key, least in dict(shots=1, seeds=0).items():
+        given = values[key]
+        whole = all(isinstance(number, int) and number >= least for number in given)
+        holds = whole and 0 < len(given) == len(set(given))
+        _require(holds, f"fewshot.{key}", given, f"different whole numbers, {least} or above")
+    _require(values.penalty >= 0, "fewshot.penalty", values.penalty, "0 or above")
+    names = [data_set(text).name for text in values.sets]
+    holds = len(names) == len(set(names))
+    _require(holds, "fewshot.sets", values.sets, f"of different names; these are {', '.join(names)}")
+
+
+class DataSet(NamedTuple):
+    """A data set to evaluate on."""
+
+    name: str  # For metrics and tables.
+    kind: str
+    path: str
+    train_split: str
+    test_split: str
+
+
+def data_set(text: str) -> DataSet:
+    """Reads `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; without splits they are train and test.
+
+    Kinds and paths are those of `data.source` and `data.path`, and the name is the path's:
+    `tfds:uc_merced@train[:1000],train[1000:]` is uc_merced.
+
+    Raises:
+      UserError: it is not written so.
+    """
+    kinds = ("digits", "folder", "tfds", "synthetic")
+    found = re.fullmatch(r"(\w+):([^@]*)(?:@([^@,]+),([^@,]+))?", str(text))
+    if not found or found[1] not in kinds or (found[1] in ("folder", "tfds") and not found[2]):
+        raise UserError(
+            f"cannot read the data set {text!r}: write it as tfds:cifar100, folder:/data/pets or "
+            f"tfds:uc_merced@train[:1000],train[1000:]; kinds are {', '.join(kinds)}"
+        )
+    kind, path = found[1], found[2]
+    if kind == "tfds" and not path.startswith(("/", ".", "~", "gs://")):
+        name = re.split("[:/]", path)[0]
+    else:  # The last folder that is not a version's.
+        folders = [part for part in path.split("/") if not re.fullmatch(r"[\d.]*", part)]
+        name = folders[-1] if folders else kind
+    return DataSet(name, kind, path, found[3] or "train", found[4] or "test")
 
 
 def profiled_steps(config: ConfigDict) -> range | None:

@@ -89,7 +89,7 @@ def make_embedder(checkpoint: str, similarity: float) -> Embedder:
     from flax import nnx
 
     from vit_jax.load import load_model
-    from vit_jax.training.augment import normalize
+    from vit_jax.models.layers import normalize
 
     model = load_model(checkpoint, num_classes=0)
     height, width = model.image_size

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.sources import fingerprint, open_source
+from vit_jax.data.sources import Subset, fingerprint, open_source
 from vit_jax.errors import UserError
 
 
@@ -73,6 +73,30 @@ def test_folder_finds_all_image_files_and_no_other(folder):
         assert f"/{source.class_names[label]}/" in source.describe(index)
 
 
+def test_labels_of_a_folder_are_known_without_its_files(folder):
+    source = open_source("folder", "train", path=str(folder))
+    for file in folder.rglob("*.*"):
+        file.unlink()
+    assert source.label_table().tolist() == [[label] for label in range(3) for _ in range(4)]
+    assert Subset(source, np.array([11, 0, 5])).label_table().tolist() == [[2], [0], [1]]
+
+
+def test_subset_is_the_images_asked_for_in_their_order():
+    source = open_source("digits", "train")
+    some = Subset(source, [7, 3])
+    assert (len(some), some.class_names) == (2, source.class_names)
+    np.testing.assert_array_equal(some[1].image, source[3].image)
+    assert (some[0].labels, some.describe(0)) == (source[7].labels, "digits train image 7")
+
+
+def test_label_table_is_the_labels_of_all_images_and_tells_how_far_it_is():
+    source, told = open_source("digits", "train"), []
+    table = source.label_table(told.append)
+    assert table.dtype == np.int32
+    assert table.tolist() == [list(source[index].labels) for index in range(len(source))]
+    assert told == [256, 512, 768, 1024, 1280, 1437]
+
+
 def test_test_split_shares_the_numbers_of_training(folder):
     names = open_source("folder", "train", path=str(folder)).class_names
     test = open_source("folder", "test", path=str(folder), class_names=names)
@@ -127,6 +151,7 @@ def test_mixture_joins_its_parts_and_numbers_classes_by_name(folder):
     assert mixture.sizes == (12, 8) and len(mixture) == 20
     for index in range(20):
         assert f"/{mixture.class_names[mixture[index].labels[0]]}/" in mixture.describe(index)
+        assert mixture.labels_of(index) == mixture[index].labels
 
 
 def test_mixture_follows_the_training_classes(folder):
@@ -214,6 +239,8 @@ def test_tfds_sequence_of_labels_is_kept(prepared):
     source = open_source("tfds", "train", path=f"many_labels:{prepared}", label_key="labels")
     assert len(source.class_names) == 9
     assert {source[i].labels for i in range(20)} == {(), (0,), (0, 1), (0, 1, 2)}
+    for labels, row in zip(map(source.labels_of, range(20)), source.label_table().tolist(), strict=True):
+        assert row == [*labels, *[-1] * (source.max_labels - len(labels))]
 
 
 def test_tfds_unknown_split_lists_the_real_ones(prepared):

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vit_jax.models.layers import normalize
 from vit_jax.training.augment import (
     augment,
     cutmix_weights,
     mix,
     mixing_weights,
     mixup_weights,
-    normalize,
     random_erasing,
     random_flip,
 )

@@ -9,7 +9,8 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,29 @@ class Source:
     def describe(self, index: int) -> str:
         raise NotImplementedError
 
+    def labels_of(self, index: int) -> tuple[int, ...]:
+        """The class indices of an example, without its image where the source can do that."""
+        return self[index].labels
+
+    def label_table(self, told: Callable[[int], None] = lambda read: None) -> np.ndarray:
+        """Labels of all images, int32 `[images, max_labels]` padded with -1; no image is decoded.
+
+        Args:
+          told: is called now and then with how many have been read.
+        """
+        table = np.full((len(self), self.max_labels), -1, np.int32)
+        starts = range(0, len(self), 256)
+
+        def read(start: int) -> list[tuple[int, ...]]:
+            return [self.labels_of(index) for index in range(start, min(start + 256, len(self)))]
+
+        with ThreadPoolExecutor(16) as pool:  # For storage that takes long to answer.
+            for start, rows in zip(starts, pool.map(read, starts), strict=True):
+                for index, labels in enumerate(rows, start):
+                    table[index, : len(labels)] = labels
+                told(start + len(rows))
+        return table
+
 
 def open_source(
     kind: str,
@@ -60,6 +84,7 @@ def open_source(
     parts: tuple[str, ...] = (),
     weights: tuple[float, ...] | None = None,
     image_size: int = 224,
+    only: Sequence[str] | None = None,
 ) -> Source:
     """Opens a split of a data set.
 
@@ -75,10 +100,14 @@ def open_source(
       parts: of a `mixture`: `kind:path` each.
       weights: shares of the parts in training; None lets every example count the same.
       image_size: of `synthetic` images.
+      only: names of classes; the others' images are left out, and these are numbered in this order.
 
     Raises:
       UserError: what does not exist, is empty or cannot be read.
     """
+    if only is not None:
+        arguments = dict(path=path, label_key=label_key, num_classes=num_classes, image_size=image_size)
+        return of_classes(open_source(kind, split, parts=parts, weights=weights, **arguments), only)
     name = split.split("[")[0]
     if kind == "digits":
         return _slice(digits(name), split)
@@ -140,10 +169,13 @@ class InMemory(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        return Example(self.images[index], (int(self.labels[index]),))
+        return Example(self.images[index], self.labels_of(index))
 
     def describe(self, index):
         return f"{self.name} image {index}"
+
+    def labels_of(self, index):
+        return (int(self.labels[index]),)
 
 
 def digits(split: str) -> InMemory:
@@ -215,10 +247,13 @@ class Folder(Source):
         return len(self.files)
 
     def __getitem__(self, index):
-        return Example(_read(self.files[index]), (self.labels[index],))
+        return Example(_read(self.files[index]), self.labels_of(index))
 
     def describe(self, index):
         return self.files[index]
+
+    def labels_of(self, index):
+        return (int(self.labels[index]),)
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:
@@ -472,8 +507,14 @@ class Mixture(Source):
     def __getitem__(self, index):
         part, index = self._locate(index)
         image, labels = self.parts[part][index]
-        table = self._tables[part]
-        return Example(image, tuple(table[label] for label in labels))
+        return Example(image, self._renumbered(part, labels))
+
+    def labels_of(self, index):
+        part, index = self._locate(index)
+        return self._renumbered(part, self.parts[part].labels_of(index))
+
+    def _renumbered(self, part: int, labels: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self._tables[part][label] for label in labels)
 
     def describe(self, index):
         part, index = self._locate(index)
@@ -506,12 +547,11 @@ class Synthetic(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice(Source):
-    """A range of another source."""
+class Subset(Source):
+    """Some images of another source, in the order given."""
 
     source: Source
-    start: int
-    stop: int
+    indices: Sequence[int] | np.ndarray
 
     @property
     def class_names(self):
@@ -522,13 +562,61 @@ class Slice(Source):
         return self.source.max_labels
 
     def __len__(self):
-        return self.stop - self.start
+        return len(self.indices)
 
     def __getitem__(self, index):
-        return self.source[self.start + index]
+        return self.source[int(self.indices[index])]
 
     def describe(self, index):
-        return self.source.describe(self.start + index)
+        return self.source.describe(int(self.indices[index]))
+
+    def labels_of(self, index):
+        return self.source.labels_of(int(self.indices[index]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Renumbered(Source):
+    """The images of another source, with other numbers for their classes."""
+
+    source: Source
+    class_names: tuple[str, ...]
+    number: dict[int, int]  # New by old; classes that are not in it are left out.
+
+    @property
+    def max_labels(self):
+        return self.source.max_labels
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        image, labels = self.source[index]
+        return Example(image, self._renumbered(labels))
+
+    def describe(self, index):
+        return self.source.describe(index)
+
+    def labels_of(self, index):
+        return self._renumbered(self.source.labels_of(index))
+
+    def _renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.number[label] for label in labels if label in self.number)
+
+
+def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
+    """The images of some classes, which are numbered in the order of `names`.
+
+    Raises:
+      UserError: there is no such class, or no image of them.
+    """
+    for name in names:
+        if name not in source.class_names:
+            raise UserError(f"there is no class {name!r} (data.classes); {nearest(name, source.class_names)}")
+    number = {source.class_names.index(name): new for new, name in enumerate(names)}
+    indices = np.flatnonzero(np.isin(source.label_table(), list(number)).any(axis=1))
+    if not len(indices):
+        raise UserError(f"no image is of the classes {', '.join(names)} (data.classes)")
+    return Renumbered(Subset(source, indices), tuple(names), number)
 
 
 def split_range(split: str, images: int) -> range:
@@ -559,4 +647,4 @@ def split_range(split: str, images: int) -> range:
 def _slice(source: Source, split: str) -> Source:
     """The part of `source` that `name[from:to]` means."""
     chosen = split_range(split, len(source))
-    return source if len(chosen) == len(source) else Slice(source, chosen.start, chosen.stop)
+    return source if len(chosen) == len(source) else Subset(source, chosen)

@@ -1,4 +1,4 @@
-"""How a stack of layers is run, whatever they are: one by one or as a scan, kept or computed anew."""
+"""What all models take, and how a stack of layers is run: one by one or as a scan, kept or computed anew."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,11 @@ REMAT = {
 
 _place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar("place", default=lambda _, x: x)
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
+
+
+def normalize(images: jax.Array) -> jax.Array:
+    """What models take: uint8 to float32 in [-1, 1]; floats are returned as they are."""
+    return images if images.dtype == jnp.float32 else images.astype(jnp.float32) / 127.5 - 1
 
 
 def named(name: str, x: jax.Array) -> jax.Array:

@@ -73,6 +73,12 @@ def batch_parts(mesh: Mesh | AbstractMesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
+def whole_batch(mesh: Mesh, images: int) -> int:
+    """The next number of images that divides over the mesh."""
+    parts = batch_parts(mesh)
+    return -(-images // parts) * parts
+
+
 def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int = 1) -> None:
     """Raises UserError when a global batch (in micro-batches) does not divide over the mesh."""
     unit = batch_parts(mesh) * micro_batches
@@ -97,3 +103,19 @@ def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]
     """Global arrays from this process's rows of each, as `local_rows` numbers them."""
     sharding = split_batch(mesh)
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+
+
+def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
+    """A copy on every device of an array that every process has."""
+    return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
+
+
+def over_devices(array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0) -> jax.Array:
+    """An array that every process has, its rows divided over the devices as a batch's are.
+
+    Args:
+      rows: with rows of `fill` up to so many; by default the next number that divides over the mesh.
+    """
+    padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
+    padded[: len(array)] = array
+    return jax.make_array_from_callback(padded.shape, split_batch(mesh), lambda index: padded[index])

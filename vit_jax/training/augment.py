@@ -11,14 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models.layers import normalize
+
 # Mean and deviation of ImageNet's pixels in [-1, 1].
 MEAN = 2 * np.array([0.485, 0.456, 0.406], np.float32) - 1
 DEVIATION = 2 * np.array([0.229, 0.224, 0.225], np.float32)
-
-
-def normalize(images: jax.Array) -> jax.Array:
-    """uint8 to float32 in [-1, 1]; floats are returned as they are."""
-    return images if images.dtype == jnp.float32 else images.astype(jnp.float32) / 127.5 - 1
 
 
 def augment(

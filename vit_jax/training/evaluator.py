@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources import Source
-from vit_jax.parallel.mesh import batch_parts, local_rows, to_devices
+from vit_jax.data.sources import Source, Subset
+from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.training.program import Program
 from vit_jax.training.report import Sample
 from vit_jax.training.step import make_eval_step, make_forward
@@ -23,7 +23,7 @@ class Evaluator:
     def __init__(self, program: Program, source: Source, config: ConfigDict, say):
         self._mesh, self._source = program.mesh, source
         # As large as the training batch, but no larger than the split needs.
-        self._batch_size = min(config.batch_size, self._whole(len(source)))
+        self._batch_size = min(config.batch_size, whole_batch(self._mesh, len(source)))
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
@@ -58,9 +58,9 @@ class Evaluator:
     def samples(self, params: dict, most: int = 48) -> list[Sample]:
         """Test images spread evenly over the split, with what the model says of them."""
         chosen = np.unique(np.linspace(0, len(self._source) - 1, most).astype(int))
-        batch_size = self._whole(len(chosen))
+        batch_size = whole_batch(self._mesh, len(chosen))
         arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
-        (batch,) = evaluation_batches(_Picked(self._source, chosen), **arguments)
+        (batch,) = evaluation_batches(Subset(self._source, chosen), **arguments)
         names = self._source.class_names
         local = {"image": batch["image"][local_rows(self._mesh, batch_size)]}
         probabilities = np.asarray(jax.nn.softmax(self._forward(params, to_devices(local, self._mesh))))
@@ -77,30 +77,8 @@ class Evaluator:
             if keep
         ]
 
-    def _whole(self, images: int) -> int:
-        """The next number of images that divides over the devices."""
-        parts = batch_parts(self._mesh)
-        return -(-images // parts) * parts
-
 
 def test_crop(config: ConfigDict) -> TestCrop:
     """What an evaluation sees of an image."""
     data = config.data
     return TestCrop(data.image_size, data.test_crop, data.test_resize, data.decode)
-
-
-class _Picked(Source):
-    """Some images of a source."""
-
-    def __init__(self, source: Source, indices: np.ndarray):
-        self._source, self._indices = source, indices
-        self.class_names, self.max_labels = source.class_names, source.max_labels
-
-    def __len__(self):
-        return len(self._indices)
-
-    def __getitem__(self, index):
-        return self._source[int(self._indices[index])]
-
-    def describe(self, index):
-        return self._source.describe(int(self._indices[index]))

@@ -22,6 +22,7 @@ from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import Source, fingerprint, open_source
 from vit_jax.errors import UserError
+from vit_jax.evaluation.fewshot import FewShot, in_lines, open_tasks
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
@@ -70,16 +71,11 @@ def train(
     if peers.count > 1:
         peers.agree("the training data", fingerprint(train_source))
         peers.agree("the test data", fingerprint(test_source))
+    few_shot_tasks = open_tasks(config, peers)
     num_classes = class_count(config, train_source)
     steps = step_count(config, len(train_source))
     origin = find_origin(config, num_classes)
-    program = make_program(
-        config,
-        num_classes=num_classes,
-        steps=steps,
-        mesh=mesh,
-        build=origin.build,
-    )
+    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, build=origin.build)
 
     leader = jax.process_index() == 0
     images = {"train": len(train_source), "test": len(test_source)}
@@ -94,6 +90,8 @@ def train(
             console.say(f"note: no {split} images of {', '.join(source.empty_classes[:20])}")
     warn = console.say if leader else print  # Each process names the images that it cannot read.
     evaluate = Evaluator(program, test_source, config, warn)
+    shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+    few_shot = FewShot(config, few_shot_tasks, program.graphdef, shardings, mesh, warn)
 
     with contextlib.ExitStack() as resources:
         stop = resources.enter_context(StopSignal())
@@ -142,10 +140,16 @@ def train(
                 return not stop.reached()
 
             ledger.enter("evaluate")
-            if figures := evaluate(program.evaluated(state), go_on):
-                console.say(f"step {step} | {in_words(figures)}")
-                if writer:
-                    writer.write(step, {f"test/{name}": value for name, value in figures.items()})
+            params = program.evaluated(state)
+            figures, row = evaluate(params, go_on), {}
+            if figures and few_shot.due(step, last=step == steps):
+                row = few_shot(params, go_on)
+            if figures is None or row is None:
+                return None
+            for line in (in_words(figures), *in_lines(row)):
+                console.say(f"step {step} | {line}")
+            if writer:
+                writer.write(step, {f"test/{name}": value for name, value in figures.items()} | row)
             return figures
 
         figures = checkpoints.figures.get(first_step)
@@ -219,6 +223,7 @@ def open_sources(config: ConfigDict) -> tuple[Source, Source]:
         parts=values.parts or (),
         weights=values.weights,
         image_size=values.image_size,
+        only=values.classes,
     )
     train_source = open_source(values.source, values.train_split, **arguments)
     names = train_source.class_names

@@ -17,10 +17,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from vit_jax.data.augment import resolve
-from vit_jax.models.layers import placing
+from vit_jax.models.layers import normalize, placing
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.rules import place_activation
-from vit_jax.training.augment import augment, normalize
+from vit_jax.training.augment import augment
 from vit_jax.training.objective import batch_targets, classification_loss, correct
 from vit_jax.training.optimizer import average_share
 from vit_jax.training.weights import Weights, effective, trained

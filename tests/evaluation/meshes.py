@@ -1,0 +1,48 @@
+"""Evaluations of one model on meshes of 8 devices: python -m tests.evaluation.meshes 1,1,1 2,2,2
+
+Run by test_meshes.py in a process of its own, since the number of devices is fixed when JAX starts.
+Prints JSON: for each mesh the accuracies, and the coefficients of least squares.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from vit_jax.data.sources import Subset, open_source
+from vit_jax.evaluation.features import extractor_of
+from vit_jax.evaluation.fewshot import Task
+from vit_jax.evaluation.knn import knn_accuracy
+from vit_jax.evaluation.least_squares import fit
+from vit_jax.evaluation.probe import linear_probe
+from vit_jax.models import create_model
+from vit_jax.parallel.mesh import make_mesh
+
+# Neither count divides by the devices.
+TRAIN = Subset(open_source("digits", "train"), range(307))
+TEST = Subset(open_source("digits", "test"), range(101))
+FEATURES = np.random.default_rng(0).normal(size=(307, 40)) @ np.random.default_rng(1).normal(size=(40, 40))
+
+
+def evaluate(shape: list[int]) -> dict:
+    devices = jax.devices()[: int(np.prod(shape))]
+    mesh = make_mesh(dict(zip(("data", "fsdp", "tensor"), shape, strict=True)), devices)
+    model = create_model("ViT-Ti/4", num_classes=10, image_size=16, dim=128, depth=1, hidden=256, heads=2)
+    extractor, params = extractor_of(model, mesh, batch_size=50)
+    shots = Task("digits", TRAIN, TEST, (2, 20), (0,)).accuracies(extractor, params)
+    train, test = extractor(params, TRAIN), extractor(params, TEST)
+    (classifier,) = fit(FEATURES, train.labels[:, 0], 10, [1.0], mesh)
+    return {
+        "accuracies": [
+            *(one.mean for one in shots),
+            knn_accuracy(train, test, 10, mesh),
+            linear_probe(train, test, 10, mesh, penalties=(0.1,)).accuracy,
+        ],
+        "features": train.values.tolist(),
+        "coefficients": classifier.coefficients.tolist(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps([evaluate([int(size) for size in shape.split(",")]) for shape in sys.argv[1:]]))

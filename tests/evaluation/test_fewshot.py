@@ -1,0 +1,266 @@
+"""Few-shot evaluation from images to accuracies: what is read, what is chosen, what comes out."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+
+from tests.evaluation import plain
+from vit_jax.config import base_config, data_set
+from vit_jax.data.sources import InMemory, Subset, open_source
+from vit_jax.errors import UserError
+from vit_jax.evaluation import fewshot
+from vit_jax.evaluation.features import extractor_of, transfer_crop
+from vit_jax.evaluation.fewshot import Accuracy, Task, best_penalty, choose, few_shot
+from vit_jax.load import load_model
+from vit_jax.models import create_model
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.loop import train
+
+MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
+SMALL = dict(image_size=16, dim=16, depth=1, hidden=32, heads=2)
+DIGITS = open_source("digits", "train"), open_source("digits", "test")
+
+
+@pytest.fixture(scope="module")
+def model() -> nnx.Module:
+    return create_model("ViT-Ti/4", num_classes=10, **SMALL)
+
+
+class Watched(InMemory):
+    """Notes which images are read."""
+
+    def __getitem__(self, index):
+        self.read.add(index)
+        return super().__getitem__(index)
+
+
+def watched(source: InMemory) -> Watched:
+    found = Watched(source.name, source.images, source.labels, source.class_names)
+    object.__setattr__(found, "read", set())
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    """Accuracies on the digits, and the training images that were read for them."""
+    source = watched(DIGITS[0])
+    return few_shot(model, source, DIGITS[1], shots=(1, 5), seeds=(0, 1), penalties=(1.0, 1024.0)), source
+
+
+def test_only_the_chosen_training_images_are_read(found):
+    chosen = choose(DIGITS[0].labels, DIGITS[0].class_names, 5, (0, 1), "digits")
+    assert found[1].read == set(np.concatenate([*chosen.values()], axis=None).tolist())
+
+
+def test_accuracies_are_those_of_the_formula_on_the_models_features(found, model):
+    extractor, params = extractor_of(model, MESH, batch_size=64)
+    train_features, test_features = (extractor(params, source) for source in DIGITS)
+    chosen = choose(DIGITS[0].labels, DIGITS[0].class_names, 5, (0, 1), "digits")
+    assert [(one.shots, one.penalty) for one in found[0]] == [(1, 1.0), (1, 1024.0), (5, 1.0), (5, 1024.0)]
+    for one in found[0]:
+        for seed, accuracy in one.by_seed.items():
+            rows = chosen[seed][:, : one.shots].ravel()
+            values, labels = train_features.values[rows].astype(float), DIGITS[0].labels[rows]
+            weights = plain.dual(values, labels, 10, one.penalty)
+            right = plain.accuracy(weights, values, test_features.values, test_features.labels[:, 0])
+            assert accuracy == pytest.approx(right, abs=1 / 360)  # An image may be on the border.
+
+
+def test_mean_and_deviation_are_over_the_seeds():
+    one = Accuracy(5, 1024.0, {0: 0.5, 1: 0.6, 2: 0.7})
+    assert (one.mean, one.deviation) == (pytest.approx(0.6), pytest.approx(0.1))
+    assert Accuracy(5, 1024.0, {0: 0.5}).deviation == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "bare_options"),
+    [
+        ("ViT-Ti/4", SMALL | dict(pre_logits=True, distillation="heads"), dict(distillation="token")),
+        ("BiT-R50x1", dict(image_size=32, resnet_blocks=(1,)), {}),
+    ],
+)
+def test_features_of_a_model_with_a_head_are_what_the_same_without_it_returns(name, options, bare_options):
+    model = create_model(name, num_classes=10, **options)
+    bare = create_model(name, num_classes=0, **options | bare_options)  # The head is initialised last.
+    extractor, params = extractor_of(model, MESH, batch_size=4)
+    features = extractor(params, Subset(DIGITS[0], range(4))).values
+    crop = transfer_crop(model.image_size)
+    images = np.stack([crop(DIGITS[0][index].image) for index in range(4)])
+    expected = nnx.jit(lambda model, images: model(images))(bare, images / np.float32(127.5) - 1)
+    np.testing.assert_allclose(features, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "resize"), [(224, 256), (384, 439), (16, 18)])
+def test_preprocessing_is_the_protocols_at_any_size(size, resize):
+    crop = transfer_crop(size)
+    assert (crop.size, crop.kind, crop.resize) == (size, "square", resize)
+
+
+def test_images_that_are_not_square_are_refused():
+    with pytest.raises(UserError, match="32x16 pixels"):
+        transfer_crop((32, 16))
+
+
+def test_unreadable_images_are_left_out_of_both_splits_and_named(model, tmp_path):
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for shade, name in ((40, "dark"), (200, "light")):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for number in range(4):
+                pixels = (shade + rng.integers(-20, 20, (9, 9, 3))).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+        (folder / "3.png").write_bytes(b"not a picture")
+    sources = [open_source("folder", split, path=str(tmp_path)) for split in ("train", "test")]
+    said = []
+    (one,) = few_shot(model, *sources, shots=(4,), seeds=(0,), penalties=(1.0,), say=said.append)
+    assert one.by_seed == {0: 1.0}
+    assert sorted(line.split("/")[-3:] for line in said) == [
+        [split, "light", "3.png"] for split in ("test", "train")
+    ]
+
+
+def test_shots_are_nested_and_of_their_class():
+    labels = np.random.default_rng(0).integers(4, size=200)
+    few, many = (choose(labels, "abcd", shots, (0, 1), "data") for shots in (3, 20))
+    for seed in (0, 1):
+        assert (labels[many[seed]] == np.arange(4)[:, None]).all()
+        assert all(len(set(row)) == 20 for row in many[seed])
+        np.testing.assert_array_equal(many[seed][:, :3], few[seed])
+    assert (many[0] != many[1]).any()
+
+
+def test_class_with_too_few_images_is_named_with_what_is_possible():
+    with pytest.raises(
+        UserError,
+        match="^pets: class 'fox' has 2 training images, fewer than 5 shots; 2 are the most that all",
+    ):
+        choose(np.array([0] * 9 + [1] * 2 + [2] * 7), ("cat", "fox", "owl"), 5, (0,), "pets")
+
+
+def test_class_without_images_is_named():
+    with pytest.raises(UserError, match="class 'c' has 0 training images"):
+        choose(np.array([0, 1]), "abc", 1, (0,), "data")
+
+
+def test_image_with_several_labels_is_named():
+    class Several(InMemory):
+        def labels_of(self, index):
+            return (0, 1) if index == 7 else (0,)
+
+    source = Several("", DIGITS[0].images, DIGITS[0].labels, DIGITS[0].class_names, max_labels=2)
+    with pytest.raises(UserError, match="^digits: image 7 has 2 labels"):
+        Task("digits", source, DIGITS[1])
+
+
+def test_penalty_is_the_best_on_average_over_data_sets():
+    def results(*accuracies):
+        return [Accuracy(5, penalty, {0: a}) for penalty, a in zip((1.0, 2.0, 4.0), accuracies, strict=True)]
+
+    # By the mean accuracy it would be the first.
+    found = best_penalty(
+        {"a": results(0.9, 0.1, 0.0), "b": results(0.1, 0.3, 0.2), "c": results(0, 0.2, 0.1)}
+    )
+    assert found == {5: 2.0}
+
+
+def test_suite_is_the_protocols():
+    assert [(s.path, s.train_split, s.test_split) for s in fewshot.DATA_SETS] == [
+        ("caltech_birds2011", "train", "test"),
+        ("caltech101", "train", "test"),
+        ("cars196:2.1.0", "train", "test"),
+        ("cifar100", "train", "test"),
+        ("colorectal_histology", "train[:2000]", "train[2000:]"),
+        ("dtd", "train", "test"),
+        ("imagenet2012", "train[:65000]", "validation"),
+        ("oxford_iiit_pet", "train", "test"),
+        ("uc_merced", "train[:1000]", "train[1000:]"),
+    ]
+    assert (fewshot.SHOTS, fewshot.SEEDS, fewshot.PENALTY) == ((1, 5, 10, 25), (0, 1, 2), 2**10)
+    assert tuple(2.0**power for power in range(-10, 20)) == fewshot.PENALTY_GRID
+
+
+@pytest.mark.parametrize(
+    ("text", "described"),
+    [
+        ("digits:", ("digits", "digits", "", "train", "test")),
+        ("tfds:cifar100", ("cifar100", "tfds", "cifar100", "train", "test")),
+        ("tfds:cars196:2.1.0", ("cars196", "tfds", "cars196:2.1.0", "train", "test")),
+        ("tfds:eurosat/rgb:/data@train,val", ("eurosat", "tfds", "eurosat/rgb:/data", "train", "val")),
+        ("tfds:gs://data/dtd/3.0.1", ("dtd", "tfds", "gs://data/dtd/3.0.1", "train", "test")),
+        (
+            "folder:/data/pets/@all[:90%],all[90%:]",
+            ("pets", "folder", "/data/pets/", "all[:90%]", "all[90%:]"),
+        ),
+    ],
+)
+def test_data_set_is_read_from_one_text(text, described):
+    assert data_set(text) == described
+
+
+@pytest.mark.parametrize(
+    "text", ["cifar100", "tfds:", "tdfs:cifar100", "tfds:cifar100@train", "folder:/a@b,"]
+)
+def test_data_set_that_cannot_be_read_is_named(text):
+    with pytest.raises(UserError, match="cannot read the data set '.*tfds:cifar100, folder:"):
+        data_set(text)
+
+
+def config(**values):
+    made = base_config()
+    made.update(dict(batch_size=32, steps=4, log_every=2, evaluate_every=2))
+    made.model.update(dict(name="ViT-Ti/4") | {k: v for k, v in SMALL.items() if k != "image_size"})
+    made.data.update(dict(image_size=16, test_resize=16))
+    made.optimizer.warmup_steps = 1
+    made.fewshot.update(dict(every=4, sets=("digits:",), shots=(1, 5), seeds=(0, 1)) | values)
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that was stopped in its first few-shot evaluation, and started again."""
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vit_jax.evaluation.fewshot.FewShot.__call__", lambda *_: None)
+        assert train(config(every=2), workdir) == {}
+    assert train(config(every=2), workdir)
+    return workdir
+
+
+def test_evaluation_that_was_cut_off_is_made_up_for(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "test/accuracy" in row] == [2, 4]
+    assert [row["step"] for row in rows if "fewshot/digits/5" in row] == [2, 4]
+
+
+def test_training_run_writes_the_accuracies_of_its_parameters(run):
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    for one in few_shot(load_model(run, say=str), *DIGITS, shots=(1, 5), seeds=(0, 1)):
+        assert row[f"fewshot/digits/{one.shots}"] == pytest.approx(one.mean, abs=1 / 360)
+    line = f"step 4 | few-shot accuracy on digits | 1: {row['fewshot/digits/1']:.2%} | 5: "
+    assert line in (run / "log.txt").read_text()
+
+
+def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
+    task = Task("digits", *DIGITS, shots=(1,), seeds=(0,))
+    extractor, params = extractor_of(model, MESH, batch_size=200)
+    moments = 1 + 2 + 1  # Batches of training images, of test images, and a fit.
+    for allowed in range(moments + 1):
+        answers = iter([True] * allowed)
+        result = task.accuracies(extractor, params, go_on=functools.partial(next, answers, False))
+        assert (result is None) == (allowed < moments)
+
+
+def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
+    with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
+        train(config(shots=(1, 400)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # Which would now be that config's.
+
+
+def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):
+    with pytest.raises(UserError, match="^config.fewshot.sets: cannot open folder:/nowhere: no folder"):
+        train(config(sets=("folder:/nowhere",)), tmp_path / "run")

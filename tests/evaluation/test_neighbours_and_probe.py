@@ -1,0 +1,93 @@
+"""k-NN and the linear probe on features, against plain NumPy and scikit-learn."""
+
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.evaluation import knn, probe
+from vit_jax.evaluation.features import Features
+from vit_jax.evaluation.knn import knn_accuracy
+from vit_jax.evaluation.probe import linear_probe
+from vit_jax.parallel.mesh import make_mesh
+
+MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
+CLASSES = 6
+
+
+def features(images: int, seed: int, noise: float = 1.0) -> Features:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(CLASSES, 20))
+    labels = rng.integers(CLASSES, size=images)
+    values = (centres[labels] + noise * rng.normal(size=(images, 20))) * np.geomspace(0.1, 10, 20)
+    return Features(values.astype(np.float32), labels[:, None].astype(np.int32), np.arange(images))
+
+
+def votes(train: Features, test: Features, neighbours: int, temperature: float) -> float:
+    def unit(x):
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    similarity = unit(test.values.astype(float)) @ unit(train.values.astype(float)).T
+    nearest = np.argsort(-similarity, axis=1)[:, :neighbours]
+    weights = np.exp(np.take_along_axis(similarity, nearest, axis=1) / temperature)
+    classes = np.eye(CLASSES)[train.labels[nearest, 0]]
+    return float(((weights[..., None] * classes).sum(axis=1).argmax(axis=1) == test.labels[:, 0]).mean())
+
+
+@pytest.mark.parametrize(("neighbours", "temperature"), [(1, 0.07), (20, 0.07), (20, 10.0), (250, 0.07)])
+def test_neighbours_vote_as_in_numpy(neighbours, temperature, monkeypatch):
+    # Several blocks of each, the last ones not full.
+    monkeypatch.setattr(knn, "TRAIN_BLOCK", 64)
+    monkeypatch.setattr(knn, "TEST_BLOCK", 48)
+    train, test = features(250, seed=0), features(130, seed=1)
+    found = knn_accuracy(train, test, CLASSES, MESH, neighbours=neighbours, temperature=temperature)
+    assert found == pytest.approx(votes(train, test, neighbours, temperature))
+
+
+def test_small_temperature_does_not_overflow():
+    train, test = features(250, seed=0), features(130, seed=1)
+    assert knn_accuracy(train, test, CLASSES, MESH, temperature=1e-3) > 0.5
+
+
+def test_test_image_of_several_labels_is_right_with_any():
+    train, test = features(250, seed=0), features(40, seed=1, noise=0.1)
+    wrong = (test.labels + 1) % CLASSES
+    both = test._replace(labels=np.hstack([wrong, test.labels]))
+    assert knn_accuracy(train, test._replace(labels=wrong), CLASSES, MESH) == 0
+    assert knn_accuracy(train, both, CLASSES, MESH) == 1
+    assert linear_probe(train, both, CLASSES, MESH, penalties=(0.1,)).accuracy == 1
+
+
+@pytest.mark.parametrize("neighbours", [0, 11])
+def test_more_neighbours_than_images_are_refused(neighbours):
+    with pytest.raises(UserError, match=f"^{neighbours} neighbours of 10 training images; use 1 to 10"):
+        knn_accuracy(features(10, 0), features(10, 1), CLASSES, MESH, neighbours=neighbours)
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 1.0])
+def test_logistic_regression_is_scikit_learns(penalty):
+    from sklearn.linear_model import LogisticRegression
+
+    train = features(300, seed=0)
+    labels = train.labels[:, 0]
+    ours = probe.fit(train.values, labels, np.zeros((21, CLASSES)), penalty, MESH, iterations=1000)
+    standard = (train.values - train.values.mean(axis=0)) / (train.values.std(axis=0) + 1e-5)
+    theirs = LogisticRegression(C=1 / (penalty * len(labels)), tol=1e-8, max_iter=10_000).fit(
+        standard, labels
+    )
+    np.testing.assert_allclose(ours[:-1], theirs.coef_.T, atol=3e-3)
+    np.testing.assert_allclose(ours[-1] - ours[-1].mean(), theirs.intercept_, atol=3e-3)
+
+
+def test_penalty_is_chosen_without_the_test_images():
+    train, test = features(300, seed=0), features(200, seed=1)
+    found = linear_probe(train, test, CLASSES, MESH, penalties=(1000.0, 0.1, 1e-3))
+    assert found.penalty == max(found.held_out, key=found.held_out.get) != 1000.0
+    shuffled = test._replace(labels=np.roll(test.labels, 1, axis=0))
+    other = linear_probe(train, shuffled, CLASSES, MESH, penalties=(1000.0, 0.1, 1e-3))
+    assert other.held_out == found.held_out
+    assert other.accuracy < 0.5 < found.accuracy
+
+
+def test_probe_of_too_few_images_is_refused():
+    with pytest.raises(UserError, match="ten training images to hold one out; there are 9"):
+        linear_probe(features(9, 0), features(9, 1), CLASSES, MESH)

@@ -1,0 +1,173 @@
+"""What a model makes of images: the representation that enters its head."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.data.pipeline import SkipLog, evaluation_batches
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources import Source
+from vit_jax.errors import UserError
+from vit_jax.models.layers import normalize, placing
+from vit_jax.parallel.mesh import local_rows, replicated, split_batch, to_devices, whole_batch
+from vit_jax.parallel.rules import parameter_shardings, place_activation
+
+
+class Features(NamedTuple):
+    """What a model makes of a source, on the host; unreadable images are left out."""
+
+    values: np.ndarray  # float32 [images, features]
+    labels: np.ndarray  # int32 [images, max_labels], padded with -1
+    indices: np.ndarray  # int64 [images]: where each is in the source.
+
+
+class Extractor:
+    """Features by any parameters of one model, the same batch size for all sources: compiled once.
+
+    Args:
+      graphdef: of the model, with or without a head.
+      shardings: of its parameters.
+      crop: what the model sees of an image.
+      batch_size: of all processes together; rounded up to what divides over the mesh.
+      workers, threads: as of `evaluation_batches`.
+      max_unreadable: images of a source that may be skipped.
+      compute: what of a model and its images, `[batch, ...]`, instead of `representation`.
+      say: is told of each that is.
+    """
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef,
+        shardings: dict,
+        mesh: Mesh,
+        crop: TestCrop,
+        *,
+        batch_size: int,
+        workers: int = 0,
+        threads: int = 1,
+        max_unreadable: int = 100,
+        compute: Callable[[nnx.Module, jax.Array], jax.Array] | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        self.mesh = mesh
+        self._batch_size = whole_batch(mesh, batch_size)
+        rows = local_rows(mesh, self._batch_size)
+        self._arguments = dict(
+            batch_size=self._batch_size, crop=crop, workers=workers, threads=threads, rows=rows
+        )
+        self._forward = make_features(graphdef, mesh, shardings, compute or representation)
+        self._skip_log = partial(SkipLog, limit=max_unreadable, say=say)
+        self._skipped = {}
+
+    def __call__(
+        self, params: dict, source: Source, go_on: Callable[[], bool] = lambda: True
+    ) -> Features | None:
+        """Features of every readable image, in the source's order.
+
+        Args:
+          go_on: asked before each batch; None is returned when it says no.
+
+        Raises:
+          UserError: no image is readable, or too many are not.
+        """
+        skipped = self._skipped.setdefault(id(source), self._skip_log(source))
+        parts, running = [], None
+        with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
+            for batch in batches:
+                if not go_on():
+                    return None
+                started = self._forward(params, to_devices(skipped.check(batch), self.mesh))
+                if running:
+                    parts.append(jax.device_get(running))  # While the devices work on the next.
+                running = started
+        parts.append(jax.device_get(running))
+        mask = np.concatenate([part["mask"] for part in parts])
+        if not mask.any():
+            raise UserError(f"none of the {len(source)} images can be read, such as {source.describe(0)}")
+        values = np.concatenate([part["values"] for part in parts])[mask]
+        labels = np.concatenate([part["labels"] for part in parts])[mask]
+        return Features(values, labels, np.flatnonzero(mask))
+
+
+def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
+    """What enters the head, float32 `[batch, features]`."""
+    model.head = None  # A model without a head returns it.
+    return model(images).astype(jnp.float32)
+
+
+def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
+    """The five likeliest classes, the likeliest first, int32 `[batch, 5]`."""
+    return jax.lax.top_k(model(images), 5)[1]
+
+
+def make_features(
+    graphdef: nnx.GraphDef,
+    mesh: Mesh,
+    shardings: dict,
+    compute: Callable[[nnx.Module, jax.Array], jax.Array],
+) -> Callable[[dict, dict], dict[str, jax.Array]]:
+    """Compiles `(params, batch) -> {values, labels, mask}`, the same on every device."""
+
+    def features(params, batch):
+        with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
+            values = compute(nnx.merge(graphdef, params), normalize(batch["image"]))
+        return {"values": values, "labels": batch["labels"], "mask": batch["mask"]}
+
+    return jax.jit(features, in_shardings=(shardings, split_batch(mesh)), out_shardings=replicated(mesh))
+
+
+def extractor_of(
+    model: nnx.Module, mesh: Mesh, crop: TestCrop | None = None, **options
+) -> tuple[Extractor, dict]:
+    """An extractor of a loaded model's features, and its parameters on the devices of `mesh`.
+
+    Args:
+      crop: what the model sees of an image, `transfer_crop` by default.
+      **options: `batch_size` and others, as of `Extractor`.
+
+    Raises:
+      UserError: the model's images are not square.
+    """
+    graphdef, params = nnx.split(model)
+    params = nnx.to_pure_dict(params)
+    shardings = parameter_shardings(mesh, params)
+
+    def put(array, sharding):
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    crop = crop or transfer_crop(model.image_size)
+    return Extractor(graphdef, shardings, mesh, crop, **options), jax.tree.map(put, params, shardings)
+
+
+def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
+    """int32 `[images]` of `[images, max_labels]`, for what only images with one label can do.
+
+    Raises:
+      UserError: an image has none or several.
+    """
+    counts = (labels >= 0).sum(axis=1)
+    if (wrong := np.flatnonzero(counts != 1)).size:
+        raise UserError(
+            f"{name}: image {wrong[0]} has {counts[wrong[0]]} labels; this evaluation needs one an image"
+        )
+    return labels.max(axis=1)
+
+
+def transfer_crop(image_size: int | tuple[int, int], decode: str = "fast") -> TestCrop:
+    """The few-shot protocol's: both sides to 256, and the central 224; other sizes in the same ratio.
+
+    Raises:
+      UserError: the model's images are not square.
+    """
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if height != width:
+        raise UserError(f"the model takes images of {height}x{width} pixels; evaluations need square ones")
+    return TestCrop(height, "square", round(height * 256 / 224), decode)

@@ -1,0 +1,328 @@
+"""Few-shot linear evaluation (section 4.1 of the paper, big_vision's values).
+
+The network is frozen; a linear classifier is fitted by least squares to the features of a few training
+images of each class, and scored on the whole test split.
+"""
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from vit_jax.config import DataSet, data_set
+from vit_jax.data.sources import Source, Subset, fingerprint, open_source
+from vit_jax.errors import UserError
+from vit_jax.evaluation import least_squares
+from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels, transfer_crop
+from vit_jax.parallel.mesh import make_mesh, over_devices
+from vit_jax.parallel.peers import Peers
+
+SHOTS = (1, 5, 10, 25)
+SEEDS = (0, 1, 2)
+PENALTY = 2.0**10
+# What Scenic tries for each number of shots; `best_penalty` chooses.
+PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))
+
+# The suite, by TFDS's names. ImageNet's training images are big_vision's.
+DATA_SETS = tuple(
+    map(
+        data_set,
+        (
+            "tfds:caltech_birds2011",
+            "tfds:caltech101",
+            "tfds:cars196:2.1.0",
+            "tfds:cifar100",
+            "tfds:colorectal_histology@train[:2000],train[2000:]",
+            "tfds:dtd",
+            "tfds:imagenet2012@train[:65000],validation",
+            "tfds:oxford_iiit_pet",
+            "tfds:uc_merced@train[:1000],train[1000:]",
+        ),
+    )
+)
+
+
+class Accuracy(NamedTuple):
+    """Test accuracy after so many shots, one for each seed."""
+
+    shots: int
+    penalty: float
+    by_seed: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.by_seed.values())
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the seeds (n - 1); 0 for one seed."""
+        return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else 0.0
+
+
+class Task:
+    """A data set with its training images chosen, of which only these are ever read.
+
+    Args:
+      name: for messages and metrics.
+      shots: training images of each class.
+      seeds: of the random order in which a class's images are taken; the first k are its k shots.
+      say: is told how far the reading of labels is, where it takes long.
+
+    Raises:
+      UserError: a class has fewer images than shots; an image has not one label.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        train: Source,
+        test: Source,
+        shots: Sequence[int] = SHOTS,
+        seeds: Sequence[int] = SEEDS,
+        say: Callable[[str], None] = print,
+    ):
+        self.name, self.classes, self.test = name, len(train.class_names), test
+        self.shots, self.seeds = tuple(shots), tuple(seeds)
+        labels = _single_labels(name, train, say)
+        self.chosen = choose(labels, train.class_names, max(shots), seeds, name)
+        indices = np.unique(np.concatenate([*self.chosen.values()], axis=None))
+        self.train = Subset(train, indices)
+
+    def fingerprint(self) -> dict[str, int | str]:
+        """Short values by which two hosts see whether they chose and read the same."""
+        chosen = np.concatenate([*self.chosen.values()]).tobytes()
+        digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
+        train, test = fingerprint(self.train), fingerprint(self.test)
+        named = {f"training {k}": v for k, v in train.items()} | {f"test {k}": v for k, v in test.items()}
+        return named | {"chosen images": digest}
+
+    def accuracies(
+        self,
+        extractor: Extractor,
+        params: dict,
+        penalties: Sequence[float] = (PENALTY,),
+        go_on: Callable[[], bool] = lambda: True,
+        say: Callable[[str], None] = print,
+    ) -> list[Accuracy] | None:
+        """For all shots with each penalty.
+
+        Args:
+          go_on: asked before each batch and each fit; None is returned when it says no.
+        """
+        train = extractor(params, self.train, go_on)
+        test = train and extractor(params, self.test, go_on)
+        if test is None:
+            return None
+        found = {}
+        mesh = extractor.mesh
+        features = over_devices(test.values, mesh)
+        targets = over_devices(test.labels, mesh, fill=-1)
+        for shots in self.shots:
+            for seed in self.seeds:
+                if not go_on():
+                    return None
+                values, labels = self._pick(train, shots, seed)
+                fitted = least_squares.fit(values, labels, self.classes, penalties, mesh, say)
+                for penalty, classifier in zip(penalties, fitted, strict=True):
+                    right = least_squares.accuracy(classifier, features, targets, mesh)
+                    found.setdefault((shots, penalty), {})[seed] = right
+        return [Accuracy(shots, penalty, by_seed) for (shots, penalty), by_seed in found.items()]
+
+    def _pick(self, train: Features, shots: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Features and labels of the readable ones of a seed's first shots."""
+        wanted = self.chosen[seed][:, :shots].ravel()
+        rows = np.flatnonzero(np.isin(self.train.indices[train.indices], wanted))
+        return train.values[rows], train.labels[rows].max(axis=1)
+
+
+def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = print) -> list[Task]:
+    """The data sets of `config.fewshot`, their training images chosen.
+
+    Args:
+      peers: the run's processes, which must read the same.
+
+    Raises:
+      UserError: a data set cannot be opened, has too few images of a class, or differs between processes.
+    """
+    tasks, values = [], config.fewshot
+    for text in values.sets if values.every else ():
+        described = data_set(text)
+        try:
+            sources = open_data_set(described, image_size=config.data.image_size)
+        except UserError as error:
+            raise UserError(f"config.fewshot.sets: cannot open {text}: {error}") from error
+        task = Task(described.name, *sources, values.shots, values.seeds, say)
+        if peers.count > 1:
+            peers.agree(f"the few-shot data set {text}", task.fingerprint())
+        tasks.append(task)
+    return tasks
+
+
+class FewShot:
+    """The few-shot evaluation of a training run: `config.fewshot`.
+
+    Args:
+      tasks: of `open_tasks`.
+      graphdef, shardings: of the model that is trained.
+      say: is told of images that cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        tasks: Sequence[Task],
+        graphdef: nnx.GraphDef,
+        shardings: dict,
+        mesh: Mesh,
+        say: Callable[[str], None],
+    ):
+        values, data = config.fewshot, config.data
+        self._tasks, self._every, self._penalty, self._say = tasks, values.every, values.penalty, say
+        self._extractor = Extractor(
+            graphdef,
+            shardings,
+            mesh,
+            transfer_crop(data.image_size, data.decode),
+            batch_size=config.batch_size,
+            workers=data.workers,
+            threads=data.threads,
+            max_unreadable=data.max_unreadable,
+            say=say,
+        )
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether these parameters are evaluated."""
+        return bool(self._every) and (last or step % self._every == 0)
+
+    def __call__(self, params: dict, go_on: Callable[[], bool]) -> dict[str, float] | None:
+        """Mean accuracies over the seeds, as `fewshot/<set>/<shots>`.
+
+        Args:
+          go_on: asked before each batch and each fit; None is returned when it says no.
+        """
+        figures = {}
+        for task in self._tasks:
+            found = task.accuracies(self._extractor, params, (self._penalty,), go_on, self._say)
+            if found is None:
+                return None
+            figures |= {f"fewshot/{task.name}/{one.shots}": one.mean for one in found}
+        return figures
+
+
+def in_lines(figures: Mapping[str, float]) -> list[str]:
+    """What `FewShot` found, a line for each data set."""
+    rows = {}
+    for key, value in figures.items():
+        _, name, shots = key.split("/")
+        rows.setdefault(name, []).append(f"{shots}: {value:.2%}")
+    return [f"few-shot accuracy on {name} | {' | '.join(row)}" for name, row in rows.items()]
+
+
+def few_shot(
+    model: nnx.Module,
+    train: Source,
+    test: Source,
+    *,
+    name: str = "the data set",
+    shots: Sequence[int] = SHOTS,
+    seeds: Sequence[int] = SEEDS,
+    penalties: Sequence[float] = (PENALTY,),
+    mesh: Mesh | None = None,
+    batch_size: int = 128,
+    workers: int = 0,
+    threads: int = 1,
+    say: Callable[[str], None] = print,
+) -> list[Accuracy]:
+    """Few-shot accuracies of a loaded model; for several data sets use `Task` and one `Extractor`.
+
+    Args:
+      model: of `load_model`; its head is not used, its pre-logits layer is.
+      mesh: all devices, by default.
+
+    Raises:
+      UserError: as `Task`; the model's images are not square.
+    """
+    mesh = mesh or make_mesh(dict(data=None, fsdp=1, tensor=1))
+    task = Task(name, train, test, shots, seeds, say)
+    options = dict(batch_size=batch_size, workers=workers, threads=threads, say=say)
+    extractor, params = extractor_of(model, mesh, **options)
+    return task.accuracies(extractor, params, penalties, say=say)
+
+
+def open_data_set(described: DataSet, image_size: int = 224) -> tuple[Source, Source]:
+    """Training and test images, whose classes have the same numbers; `image_size` is of synthetic ones.
+
+    Raises:
+      UserError: what does not exist, is empty or cannot be read.
+    """
+    arguments = dict(path=described.path, image_size=image_size)
+    train = open_source(described.kind, described.train_split, **arguments)
+    names = train.class_names
+    return train, open_source(described.kind, described.test_split, class_names=names, **arguments)
+
+
+def choose(
+    labels: np.ndarray, class_names: Sequence[str], shots: int, seeds: Sequence[int], name: str
+) -> dict[int, np.ndarray]:
+    """For each seed, int64 `[classes, shots]`: the first of a random order of each class's images.
+
+    Args:
+      labels: `[images]`.
+
+    Raises:
+      UserError: a class has fewer images.
+    """
+    counts = np.bincount(labels, minlength=len(class_names))
+    least = counts.argmin()
+    if counts[least] < shots:
+        raise UserError(
+            f"{name}: class {class_names[least]!r} has {counts[least]} training images, fewer than "
+            f"{shots} shots; {counts[least]} are the most that all classes have"
+        )
+    places = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    return {
+        seed: np.stack(
+            [
+                np.random.default_rng((seed, label)).permutation(images)[:shots]
+                for label, images in enumerate(places)
+            ]
+        )
+        for seed in seeds
+    }
+
+
+def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
+    """For each number of shots, the penalty of the best mean rank over data sets (Scenic's rule).
+
+    Args:
+      results: by data set, `accuracies` with the same penalties and shots.
+    """
+    from scipy.stats import rankdata  # A second to import, which a training run would wait for.
+
+    best = {}
+    for shots in {one.shots: None for found in results.values() for one in found}:
+        rows = [[one for one in found if one.shots == shots] for found in results.values()]
+        ranks = np.mean([rankdata([-one.mean for one in row]) for row in rows], axis=0)
+        best[shots] = -min(zip(ranks, (-one.penalty for one in rows[0]), strict=True))[1]
+    return best
+
+
+def _single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:
+    """The label of every image, int32 `[images]`; says how far it is every half minute."""
+    start = shown = time.monotonic()
+
+    def told(read: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown > 30:
+            shown = now
+            left = (now - start) / read * (len(source) - read)
+            say(f"{name}: {read:,} of {len(source):,} labels read, {left:.0f} s left")
+
+    return single_labels(source.label_table(told), name)

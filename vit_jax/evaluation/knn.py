@@ -1,0 +1,89 @@
+"""Nearest neighbours of frozen features, as DINO votes with them (Caron et al., 2021)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import Features, single_labels
+from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
+
+TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images whose similarities are held at once.
+
+
+def knn_accuracy(
+    train: Features,
+    test: Features,
+    num_classes: int,
+    mesh: Mesh,
+    *,
+    neighbours: int = 20,
+    temperature: float = 0.07,
+) -> float:
+    """Share of test images of which the class with the most votes is a label's.
+
+    The nearest training images by cosine similarity vote for their class with the weight
+    exp(similarity / temperature).
+
+    Raises:
+      UserError: fewer training images than neighbours; a training image has not one label.
+    """
+    if not 1 <= neighbours <= len(train.values):
+        raise UserError(
+            f"{neighbours} neighbours of {len(train.values)} training images; use 1 to {len(train.values)}"
+        )
+    labels = single_labels(train.labels, "the training images")
+    size = whole_batch(mesh, min(TEST_BLOCK, len(test.values)))
+    starts = range(0, len(test.values), size)
+    queries, nearest = [], []
+    for start in starts:
+        queries.append(over_devices(_unit(test.values[start : start + size]), mesh, size))
+        similarity = np.full((size, neighbours), -np.inf, np.float32)
+        classes = np.zeros((size, neighbours), np.int32)
+        nearest.append((over_devices(similarity, mesh), over_devices(classes, mesh)))
+    for start in range(0, len(train.values), TRAIN_BLOCK):
+        rows = everywhere(_unit(train.values[start : start + TRAIN_BLOCK]), mesh)
+        classes = everywhere(labels[start : start + TRAIN_BLOCK], mesh)
+        for place, query in enumerate(queries):
+            nearest[place] = _closer(mesh)(query, *nearest[place], rows, classes)
+    right = 0
+    for start, found in zip(starts, nearest, strict=True):
+        targets = over_devices(test.labels[start : start + size], mesh, size, fill=-1)
+        right += int(_count_right(mesh, num_classes)(*found, targets, np.float32(temperature)))
+    return right / len(test.values)
+
+
+def _unit(values: np.ndarray) -> np.ndarray:
+    return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
+
+
+@functools.cache
+def _closer(mesh: Mesh):
+    """Compiles the search of a block: the nearest so far, and those of the block, to the nearest of both."""
+
+    def closer(queries, similarity, classes, rows, row_classes):
+        found = jnp.matmul(queries, rows.T, precision="highest")
+        found = jnp.concatenate([similarity, found], axis=1)
+        similarity, places = jax.lax.top_k(found, similarity.shape[1])
+        row_classes = jnp.broadcast_to(row_classes, (len(queries), len(row_classes)))
+        candidates = jnp.concatenate([classes, row_classes], axis=1)
+        return similarity, jnp.take_along_axis(candidates, places, axis=1)
+
+    rows, copied = split_batch(mesh), replicated(mesh)
+    return jax.jit(closer, in_shardings=(rows, rows, rows, copied, copied), out_shardings=(rows, rows))
+
+
+@functools.cache
+def _count_right(mesh: Mesh, num_classes: int):
+    def count(similarity, classes, labels, temperature):
+        # Less the largest, as the exponential of 1 / temperature could overflow.
+        weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
+        image = jnp.arange(len(classes))[:, None]
+        votes = jnp.zeros((len(classes), num_classes)).at[image, classes].add(weights)
+        return (votes.argmax(axis=1)[:, None] == labels).any(axis=1).sum()
+
+    rows, copied = split_batch(mesh), replicated(mesh)
+    return jax.jit(count, in_shardings=(rows, rows, rows, copied), out_shardings=copied)

@@ -1,0 +1,155 @@
+"""Regularised least squares in closed form: few-shot's linear classifier.
+
+With the features of the training images standardised and the constant 100 appended, `A [n, D + 1]`, and
+targets `Y [n, K]` of +1 for an image's class and -1 for the others, the coefficients are
+
+    (A^T A + penalty I)^-1 A^T Y,   or, where images are fewer than D + 1,   A^T (A A^T + penalty I)^-1 Y.
+
+Standardised features X sum to zero over the images that they were standardised by, so the constant's row
+of A^T A is zero off the diagonal: its coefficient is `100 sum(Y) / (100^2 n + penalty)`, and the others are
+those of X alone. All of it is in float64; the products of features are summed on the devices.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
+
+CONSTANT = 100.0  # The feature of the bias: so large that the penalty hardly holds its coefficient.
+GUARD = 1e-5  # Added to the deviation of a feature.
+BLOCK = 2048  # Rows that are multiplied at once, so that few shapes are compiled.
+
+
+class Classifier(NamedTuple):
+    """A linear classifier and the statistics that its features are standardised by."""
+
+    mean: np.ndarray  # float64 [features]
+    deviation: np.ndarray  # float64 [features], the guard added.
+    coefficients: np.ndarray  # float64 [features + 1, classes]; the last row is the constant's.
+
+
+def fit(
+    features: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    penalties: Sequence[float],
+    mesh: Mesh,
+    say: Callable[[str], None] = print,
+) -> list[Classifier]:
+    """A classifier for each penalty.
+
+    Where a penalty is 0 and the images do not determine the coefficients, those of the least norm are
+    taken, and `say` is told.
+
+    Args:
+      features: `[images, features]`.
+      labels: `[images]`.
+
+    Raises:
+      UserError: a penalty below 0; features that are not finite.
+    """
+    if min(penalties) < 0:
+        raise UserError(f"the penalty of least squares is {min(penalties):g} and must be 0 or above")
+    features = np.asarray(features, np.float64)
+    if not np.isfinite(features).all():
+        raise UserError("the model's features are not finite: its parameters are damaged, or have diverged")
+    mean, deviation = features.mean(axis=0), features.std(axis=0) + GUARD
+    standard = (features - mean) / deviation
+    images, width = standard.shape
+    dual = images < width + 1
+    if dual:
+        targets = 2.0 * (labels[:, None] == np.arange(num_classes)) - 1
+        found, rank = _solve(gram(standard.T, mesh), targets, penalties)
+        solutions = (standard.T @ solution for solution in found)
+    else:
+        solutions, rank = _solve(gram(standard, mesh), _class_sums(standard, labels, num_classes), penalties)
+    # The rows of standardised features sum to zero: one image's follow from the others'.
+    if min(penalties) == 0 and rank < min(width, images - 1):
+        what = "images" if dual else "features"
+        say(f"note: penalty 0 with {what} that depend on each other (rank {rank}): the least-norm solution")
+    sums = CONSTANT * (2 * np.bincount(labels, minlength=num_classes) - images)
+    constants = (sums / (CONSTANT**2 * images + penalty) for penalty in penalties)
+    return [
+        Classifier(mean, deviation, np.vstack([solution, constant]))
+        for solution, constant in zip(solutions, constants, strict=True)
+    ]
+
+
+def gram(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
+    """`rows^T rows` in float64, the rows divided over the devices."""
+    count, width = rows.shape
+    padded = -(-width // 128) * 128  # Zeros change nothing.
+    size = whole_batch(mesh, BLOCK)
+    with jax.enable_x64(True):
+        total = everywhere(np.zeros((padded, padded)), mesh)
+        for start in range(0, count, size):
+            block = np.pad(rows[start : start + size], ((0, 0), (0, padded - width)))
+            total = _add_gram(mesh)(total, over_devices(block, mesh, size))
+        return np.asarray(total)[:width, :width]
+
+
+def accuracy(classifier: Classifier, features: jax.Array, labels: jax.Array, mesh: Mesh) -> float:
+    """Share of images of which the highest score is a label's.
+
+    Args:
+      features: float32 `[images, features]`, divided over the devices.
+      labels: int32 `[images, max_labels]`, padded with -1; likewise, with rows of -1 where there is no image.
+    """
+    host = [*classifier[:2], classifier.coefficients[:-1], CONSTANT * classifier.coefficients[-1]]
+    values = [everywhere(x.astype(np.float32), mesh) for x in host]
+    right, images = jax.device_get(_count_right(mesh)(*values, features, labels))
+    return float(right / images)
+
+
+def _solve(matrix: np.ndarray, right: np.ndarray, penalties: Sequence[float]) -> tuple[list[np.ndarray], int]:
+    """`(matrix + penalty I)^-1 right` for each penalty, and the rank of the matrix.
+
+    What lies where the matrix is zero but for rounding is left out: `right`, or what follows the
+    solution, has no part there, but 1 / penalty would enlarge its rounding.
+    """
+    from scipy.linalg import cho_factor, cho_solve, eigh  # Not where a training run would wait for it.
+
+    zero = 10 * np.finfo(np.float64).eps * np.trace(matrix)
+    if len(penalties) == 1 and penalties[0] > zero:
+        factor = cho_factor(matrix + penalties[0] * np.eye(len(matrix)), overwrite_a=True)
+        return [cho_solve(factor, right)], len(matrix)
+    values, vectors = eigh(matrix)
+    vectors, values = vectors[:, values > zero], values[values > zero]
+    projected = vectors.T @ right
+    return [vectors @ (projected / (values + penalty)[:, None]) for penalty in penalties], len(values)
+
+
+@functools.cache
+def _add_gram(mesh: Mesh):
+    def add(total, rows):
+        return total + jnp.matmul(rows.T, rows, precision="highest")
+
+    copied = replicated(mesh)
+    return jax.jit(add, donate_argnums=0, in_shardings=(copied, split_batch(mesh)), out_shardings=copied)
+
+
+@functools.cache
+def _count_right(mesh: Mesh):
+    def count(mean, deviation, coefficients, bias, features, labels):
+        scores = jnp.matmul((features - mean) / deviation, coefficients, precision="highest") + bias
+        right = (scores.argmax(axis=1)[:, None] == labels).any(axis=1)
+        return right.sum(), (labels >= 0).any(axis=1).sum()
+
+    rows, copied = split_batch(mesh), replicated(mesh)
+    return jax.jit(count, in_shardings=(*[copied] * 4, rows, rows), out_shardings=copied)
+
+
+def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """`X^T Y`: twice the sum of each class's rows, less the sum of all."""
+    order = np.argsort(labels, kind="stable")
+    present, starts = np.unique(labels[order], return_index=True)
+    sums = np.zeros((num_classes, standard.shape[1]))
+    sums[present] = np.add.reduceat(standard[order], starts)
+    return (2 * sums - sums.sum(axis=0)).T

@@ -1,0 +1,130 @@
+"""The linear probe: multinomial logistic regression on frozen features, by L-BFGS."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import Features, single_labels
+from vit_jax.evaluation.least_squares import GUARD
+from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch
+
+PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
+
+
+class Probe(NamedTuple):
+    """What a linear probe found."""
+
+    accuracy: float  # On the test images.
+    penalty: float
+    held_out: dict[float, float]  # By penalty, the accuracy on the training images that chose it.
+
+
+def linear_probe(
+    train: Features,
+    test: Features,
+    num_classes: int,
+    mesh: Mesh,
+    *,
+    penalties: Sequence[float] = PENALTIES,
+    seed: int = 0,
+    iterations: int = 300,
+) -> Probe:
+    """Test accuracy with the penalty that is best on a tenth of the training images, held out.
+
+    The features are standardised by the training images'. The loss is the mean cross-entropy and half
+    the penalty times the squared weights, without the biases; with the penalty chosen, all training
+    images are fitted. The test images are looked at once.
+
+    Args:
+      penalties: tried from the largest on, each starting where the one before ended.
+      seed: of the choice of the tenth.
+      iterations: of L-BFGS, at most, for each fit.
+
+    Raises:
+      UserError: fewer than ten training images; one that has not one label.
+    """
+    images = len(train.values)
+    if images < 10:
+        raise UserError(f"a linear probe needs ten training images to hold one out; there are {images}")
+    labels = single_labels(train.labels, "the training images")
+    order = np.random.default_rng(seed).permutation(images)
+    held, kept = np.split(order, [images // 10])
+    part, part_labels = train.values[kept], labels[kept]
+    rest = Features(train.values[held], train.labels[held], held)
+    weights, held_out = np.zeros((train.values.shape[1] + 1, num_classes)), {}
+    found = {}
+    for penalty in sorted(penalties, reverse=True):
+        weights = fit(part, part_labels, weights, penalty, mesh, iterations)
+        found[penalty], held_out[penalty] = weights, accuracy(weights, part, rest, mesh)
+    best = max(held_out, key=held_out.get)  # The largest of equals.
+    weights = fit(train.values, labels, found[best], best, mesh, iterations)
+    return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
+
+
+def fit(
+    values: np.ndarray, labels: np.ndarray, start: np.ndarray, penalty: float, mesh: Mesh, iterations: int
+) -> np.ndarray:
+    """Weights of standardised features and, in the last row, biases: float64 `[features + 1, classes]`."""
+    from scipy.optimize import minimize
+
+    mean, deviation = _statistics(values)
+    rows = over_devices((values - mean) / deviation, mesh)
+    targets = over_devices(labels, mesh, fill=-1)
+    gradient_of = _gradient_of(mesh)
+
+    def function(flat):
+        weights = everywhere(flat.reshape(start.shape).astype(np.float32), mesh)
+        loss, gradient = jax.device_get(gradient_of(weights, rows, targets, np.float32(penalty)))
+        return float(loss), gradient.astype(np.float64).ravel()
+
+    # The loss is in float32: below its rounding there is nothing to gain.
+    options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
+    found = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return found.x.reshape(start.shape)
+
+
+def accuracy(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh) -> float:
+    """Share of images of which the likeliest class is a label's; standardised as `fitted` is."""
+    mean, deviation = _statistics(fitted)
+    rows = over_devices((test.values - mean) / deviation, mesh)
+    targets = over_devices(test.labels, mesh, fill=-1)
+    right = _count_right(mesh)(everywhere(weights.astype(np.float32), mesh), rows, targets)
+    return int(right) / len(test.values)
+
+
+def _statistics(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each feature, float32."""
+    mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
+    return mean.astype(np.float32), (deviation + GUARD).astype(np.float32)
+
+
+def _scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
+
+
+@functools.cache
+def _gradient_of(mesh: Mesh):
+    def loss(weights, rows, labels, penalty):
+        there = labels >= 0
+        likely = jax.nn.log_softmax(_scores(weights, rows))
+        own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
+        mean = -jnp.where(there, own, 0).sum() / there.sum()
+        return mean + penalty / 2 * jnp.square(weights[:-1]).sum()
+
+    rows, copied = split_batch(mesh), replicated(mesh)
+    return jax.jit(jax.value_and_grad(loss), in_shardings=(copied, rows, rows, copied), out_shardings=copied)
+
+
+@functools.cache
+def _count_right(mesh: Mesh):
+    def count(weights, rows, labels):
+        return (_scores(weights, rows).argmax(axis=1)[:, None] == labels).any(axis=1).sum()
+
+    rows, copied = split_batch(mesh), replicated(mesh)
+    return jax.jit(count, in_shardings=(copied, rows, rows), out_shardings=copied)
