@@ -6,6 +6,7 @@ import textwrap
 import jax
 import pytest
 
+from tests.interop.conftest import name_missing_operators
 from vit_jax.benchmarks import inference, peers, train
 from vit_jax.benchmarks.train import memory_of
 from vit_jax.errors import UserError
@@ -111,8 +112,9 @@ def test_inference_without_onnxruntime_is_a_row_that_says_how_to_get_it(monkeypa
 
 
 def test_onnxruntime_runs_timms_model_beside_ours(capsys):
-    for name in ("torch", "timm", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, exc_type=(ImportError, RuntimeError))
+    name_missing_operators(pytest.importorskip("torch"))
+    for name in ("timm", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name)
     values = dict(models=["ViT-Ti/16"], images=2, image_sizes=[32], turns=1, seconds=0)
     inference.measure(**values, against=["onnxruntime", "timm"])
     others = [name for name in rows(capsys) if name.endswith("vit_tiny_patch16_224")]
