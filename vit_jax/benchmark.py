@@ -7,6 +7,8 @@ resume: seconds to the first batch at example 10 and at example 100 million.
 saving: training with a checkpoint every 20 steps, beside none.
 fewshot: seconds of few-shot's least squares for 1,000 classes and 1,024 features, beside plain NumPy.
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
+inference: images/s of --models over --image_sizes by the clock, beside others (--against=onnxruntime,timm),
+  the largest batch that fits (--largest), and a plot of them (--out=FILE.png).
 train: training steps of --models by the clock, beside others' code (--against) from checkouts in the
   folder --checkouts.
 tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU, beside
@@ -26,13 +28,38 @@ from vit_jax.errors import UserError, nearest
 CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "The job that is measured.")
 MODELS = flags.DEFINE_list("models", ["ViT-B/16"], "Models that are measured.")
 IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "Their images' height and width.", lower_bound=1)
+IMAGE_SIZES = flags.DEFINE_list("image_sizes", ["224"], "For `inference`, in place of --image_size.")
 IMAGES = flags.DEFINE_integer("images", 64, "Images on each device.", lower_bound=1)
+DTYPE = flags.DEFINE_enum(
+    "dtype",
+    None,
+    ["float32", "bfloat16"],
+    "For `train` and `inference`: what ours computes in; without it float32 on CPUs, bfloat16 elsewhere.",
+)
+LARGEST = flags.DEFINE_bool("largest", False, "For `inference`: also the largest batch that fits.")
+MEMORY_GIB = flags.DEFINE_float(
+    "memory_gib", None, "For --largest: a device's memory, if not its own.", lower_bound=0
+)
+OUT = flags.DEFINE_string("out", None, "For `inference`: the plot's file, such as inference.png.")
 SLICES = flags.DEFINE_list("slices", ["v3:2x2", "v5e:2x2"], "For `tpu`: chips and topologies.")
 AGAINST = flags.DEFINE_list(
-    "against", [], "Others' code to measure beside ours: vision_transformer, big_vision; timm by the clock."
+    "against",
+    [],
+    "Others to measure beside ours: vision_transformer, big_vision; timm by the clock; onnxruntime, timm.",
 )
 CHECKOUTS = flags.DEFINE_string("checkouts", None, "The folder with the others' checkouts.")
-BENCHMARKS = ("overhead", "load", "input", "resume", "saving", "fewshot", "memory", "train", "tpu")
+BENCHMARKS = (
+    "overhead",
+    "load",
+    "input",
+    "resume",
+    "saving",
+    "fewshot",
+    "memory",
+    "inference",
+    "train",
+    "tpu",
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -48,20 +75,33 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "overhead":
         check(CONFIG.value)
         benchmark.measure(CONFIG.value)
-    elif arguments[0] in ("train", "tpu"):
+    elif arguments[0] in ("inference", "train", "tpu"):
         for peer in set(AGAINST.value) - set(benchmark.PEERS):
             raise UserError(f"unknown {peer!r} (--against); {nearest(peer, benchmark.PEERS)}")
-        slices = {"slices": SLICES.value} if arguments[0] == "tpu" else {}
+        sized = dict(image_size=IMAGE_SIZE.value, checkouts=CHECKOUTS.value)
+        own = {
+            "inference": dict(
+                image_sizes=_image_sizes(),
+                dtype=DTYPE.value,
+                largest=LARGEST.value,
+                memory_gib=MEMORY_GIB.value,
+                out=OUT.value,
+            ),
+            "train": sized | dict(dtype=DTYPE.value),
+            "tpu": sized | dict(slices=SLICES.value),
+        }
         benchmark.measure(
-            models=MODELS.value,
-            images=IMAGES.value,
-            image_size=IMAGE_SIZE.value,
-            against=AGAINST.value,
-            checkouts=CHECKOUTS.value,
-            **slices,
+            models=MODELS.value, images=IMAGES.value, against=AGAINST.value, **own[arguments[0]]
         )
     else:
         benchmark.measure()
+
+
+def _image_sizes() -> list[int]:
+    sizes = IMAGE_SIZES.value
+    if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
+        raise UserError(f"--image_sizes={','.join(sizes)} is no list of sizes in pixels, such as 224,384")
+    return [int(size) for size in sizes]
 
 
 if __name__ == "__main__":

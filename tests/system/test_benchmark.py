@@ -1,11 +1,16 @@
 """Benchmarks that show others' code beside ours."""
 
+import importlib.util
 import textwrap
 
+import jax
 import pytest
 
-from vit_jax.benchmarks import peers, train
+from tests.interop.conftest import name_missing_operators
+from vit_jax.benchmarks import inference, peers, train
+from vit_jax.benchmarks.train import memory_of
 from vit_jax.errors import UserError
+from vit_jax.parallel.chips import GIB
 
 TINY = dict(models=["ViT-mu/16"], images=2, image_size=32, turns=1, seconds=0)
 # What big_vision's file offers, of a model that is as small as can be.
@@ -68,3 +73,55 @@ def test_unknown_peer_is_one_line(run):
     result = run("train", "--against=nobody", module="vit_jax.benchmark")
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("error: unknown 'nobody' (--against); there are: ")
+
+
+def test_inference_is_a_row_for_each_image_size_and_a_plot(tmp_path, capsys):
+    out = tmp_path / "figures" / "inference.png"
+    values = dict(models=["ViT-mu/16"], images=1, image_sizes=[32, 64], turns=1, seconds=0)
+    inference.measure(**values, against=[], out=str(out))
+    table = rows(capsys)
+    assert all(float(table[f"ViT-mu/16 {size}"][2].replace(",", "")) > 0 for size in (32, 64))
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_largest_batch_is_the_last_that_fits_by_the_compilers_word(capsys):
+    limit = memory_of(inference.compile_ours("ViT-mu/16", 3, 64, "float32"))
+    values = dict(models=["ViT-mu/16"], images=1, image_sizes=[64], turns=1, seconds=0)
+    inference.measure(**values, against=[], largest=True, memory_gib=limit / GIB)
+    assert rows(capsys)["ViT-mu/16 64"] == ["3"]  # The second table's row.
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 64, 1000])
+def test_the_largest_batch_is_found_to_one_part_in_32_where_the_compiler_refuses_too(most):
+    def memory(images):
+        if images > 2 * most:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return images * 10
+
+    found = inference.largest_batch(memory, 10 * most)
+    assert most * 31 / 32 <= found <= most
+
+
+def test_inference_without_onnxruntime_is_a_row_that_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
+    values = dict(models=["ViT-mu/16"], images=1, image_sizes=[32], turns=1, seconds=0)
+    inference.measure(**values, against=["onnxruntime", "timm"])
+    table = rows(capsys)
+    assert "pip install onnxruntime onnxscript timm torch" in table["onnxruntime: skipped"][0]
+    assert "pip install timm torch" in table["timm: skipped"][0]
+
+
+def test_onnxruntime_runs_timms_model_beside_ours(capsys):
+    name_missing_operators(pytest.importorskip("torch"))
+    for name in ("timm", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name)
+    values = dict(models=["ViT-Ti/16"], images=2, image_sizes=[32], turns=1, seconds=0)
+    inference.measure(**values, against=["onnxruntime", "timm"])
+    others = [name for name in rows(capsys) if name.endswith("vit_tiny_patch16_224")]
+    assert [name.split()[0] for name in others] == ["onnxruntime", "timm"]
+
+
+def test_an_image_size_that_patches_do_not_divide_is_refused_before_anything_is_measured(capsys):
+    with pytest.raises(UserError, match="patch size 16 does not divide"):
+        inference.measure(models=["ViT-mu/16"], images=1, image_sizes=[32, 40], against=[])
+    assert not capsys.readouterr().out

@@ -19,8 +19,7 @@ def measure(config: ConfigDict, steps: int = 100) -> None:
     computation, as most of it is in a run. Decoding goes on beside it, as in a run.
     """
     share_interpreter()
-    if jax.default_backend() == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     source, _ = open_sources(config)
     program = make_program(
         config,

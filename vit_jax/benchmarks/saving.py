@@ -29,8 +29,7 @@ def measure(pairs: int = 6) -> None:
     config.model.name, config.data.source, config.data.num_classes = "ViT-Ti/16", "synthetic", 1000
     config.batch_size, config.steps = 8, 10**6
     share_interpreter()
-    if jax.default_backend() == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     source, _ = open_sources(config)
     program = make_program(config, num_classes=1000, steps=config.steps, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()

@@ -27,7 +27,7 @@ class Runner(NamedTuple):
     name: str
     compile_seconds: float
     memory: int | None  # Bytes of a device: state, batch and temporaries.
-    step: Callable[[], None]  # Runs one step and waits for its end.
+    step: Callable[[], None]  # Runs the program once and waits for its end.
 
 
 def measure(
@@ -36,52 +36,79 @@ def measure(
     image_size: int,
     against: Sequence[str],
     checkouts: str | None,
+    dtype: str | None = None,
     turns: int = 5,
     seconds: float = 4.0,
 ) -> None:
     """Prints, for each model, a step's time beside the others', in medians of turns.
 
-    In bfloat16 on accelerators, in float32 on a CPU. `against` may have timm too, which needs no checkout.
+    `against` may have timm too, which needs no checkout.
 
     Args:
       images: on each device.
+      dtype: of the computation (timm's stays); None for float32 on a CPU and bfloat16 elsewhere.
     """
     share_interpreter()
-    if jax.default_backend() == "cpu":
-        keep_freed_memory()
-    device, devices = jax.devices()[0], jax.device_count()
-    dtype = "float32" if device.platform == "cpu" else "bfloat16"
-    print(f"{devices} x {device.device_kind}, {images} images on each, {dtype}\n")
-    print("| program | compile, s | ms a step | images/s | MFU | memory, GiB | ours to it: images/s |")
-    print("|---|---|---|---|---|---|---|")
+    keep_freed_memory()
+    dtype, batch = dtype or fast_dtype(), images * jax.device_count()
+    print_header(images, dtype, "step")
     for model in models:
-        batch = images * devices
         runners = [make_ours(model, batch, image_size, dtype)]
         for peer in against:
             try:
                 runners += make_others(peer, model, batch, image_size, dtype, checkouts)
             except UserError as error:
                 print(f"| {peer}: skipped | {error} ||||||")
-        times: dict[str, list[float]] = {runner.name: [] for runner in runners}
-        for runner in runners:
-            runner.step()  # The first is slower.
-        for turn in range(turns):
-            for runner in runners if turn % 2 else reversed(runners):
-                started, steps = time.perf_counter(), 0
-                while steps == 0 or time.perf_counter() - started < seconds:
-                    runner.step()
-                    steps += 1
-                times[runner.name].append((time.perf_counter() - started) / steps)
         least = 6 * batch * model_card(model, image_size=image_size).multiply_adds
-        peak = peak_flops(device.device_kind)
-        for runner in runners:
-            second = statistics.median(times[runner.name])
-            mfu = f"{least / second / peak / devices:.1%}" if peak else "peak not known"
-            memory = f"{runner.memory / GIB:.2f}" if runner.memory else ""
-            pairs = zip(times[runner.name], times[runners[0].name], strict=True)
-            ratio = "" if runner is runners[0] else f"{statistics.median(a / b for a, b in pairs):.2f}"
-            speed = f"{runner.compile_seconds:.1f} | {second * 1e3:,.1f} | {batch / second:,.1f}"
-            print(f"| {runner.name} | {speed} | {mfu} | {memory} | {ratio} |", flush=True)
+        race(runners, batch, least, turns, seconds)
+
+
+def print_header(images: int, dtype: str, call: str) -> None:
+    """The table's head; a row for each runner follows.
+
+    Args:
+      images: on each device.
+      call: what takes the milliseconds.
+    """
+    print(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n")
+    print(f"| program | compile, s | ms a {call} | images/s | MFU | memory, GiB | ours to it: images/s |")
+    print("|---|---|---|---|---|---|---|")
+
+
+def race(runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float) -> dict[str, float]:
+    """Has the runners take turns, prints a row for each, and returns their images/s by their names.
+
+    Args:
+      runners: ours first.
+      batch: images that a call takes, on all devices.
+      least: FLOPs of a call.
+      seconds: that a turn takes, at least.
+    """
+    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
+    for runner in runners:
+        runner.step()  # The first is slower.
+    for turn in range(turns):
+        for runner in runners if turn % 2 else reversed(runners):
+            started, steps = time.perf_counter(), 0
+            while steps == 0 or time.perf_counter() - started < seconds:
+                runner.step()
+                steps += 1
+            times[runner.name].append((time.perf_counter() - started) / steps)
+    peak, speeds = peak_flops(jax.devices()[0].device_kind), {}
+    for runner in runners:
+        second = statistics.median(times[runner.name])
+        speeds[runner.name] = batch / second
+        mfu = f"{least / second / peak / jax.device_count():.1%}" if peak else "peak not known"
+        memory = f"{runner.memory / GIB:.2f}" if runner.memory else ""
+        pairs = zip(times[runner.name], times[runners[0].name], strict=True)
+        ratio = "" if runner is runners[0] else f"{statistics.median(a / b for a, b in pairs):.2f}"
+        speed = f"{runner.compile_seconds:.1f} | {second * 1e3:,.1f} | {batch / second:,.1f}"
+        print(f"| {runner.name} | {speed} | {mfu} | {memory} | {ratio} |", flush=True)
+    return speeds
+
+
+def fast_dtype() -> str:
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
 def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
@@ -127,18 +154,9 @@ def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callabl
 
 def make_timm(model: str, batch: int, image_size: int) -> Runner:
     """timm's model as PyTorch trains it: on a GPU compiled, in bfloat16, with its fused attention."""
-    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torch") is None:
-        raise UserError("timm is not installed: pip install timm torch")
-    try:
-        import timm
-        import torch
-    except RuntimeError as error:  # Versions of torch and torchvision that do not belong together.
-        raise UserError(f"timm does not import: {error}") from error
-
-    size, patch = model.removeprefix("ViT-").split("/")
-    name = f"vit_{TIMM_SIZES[size]}_patch{patch}_224"
+    torch, name, module = timm_model(model, image_size)
     device = torch.device("cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu")
-    module = timm.create_model(name, num_classes=peers.CLASSES, img_size=image_size).to(device)
+    module = module.to(device)
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.1, fused=device.type == "cuda")
     images = torch.randint(256, (batch, 3, image_size, image_size), dtype=torch.uint8, device=device)
     labels = torch.randint(peers.CLASSES, (batch,), device=device)
@@ -156,7 +174,29 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
         loss.item()
 
     step()
-    return Runner(f"timm {timm.__version__}, {name}", time.perf_counter() - started, None, step)
+    return Runner(name, time.perf_counter() - started, None, step)
+
+
+def timm_model(model: str, image_size: int) -> tuple:
+    """PyTorch, what a table calls timm's model of our name, and the model.
+
+    Raises:
+      UserError: timm is not installed, or has no such model.
+    """
+    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torch") is None:
+        raise UserError("timm is not installed: pip install timm torch")
+    try:
+        import timm
+        import torch
+    except RuntimeError as error:  # Versions of torch and torchvision that do not belong together.
+        raise UserError(f"timm does not import: {error}") from error
+
+    size, _, patch = model.removeprefix("ViT-").partition("/")
+    name = f"vit_{TIMM_SIZES.get(size)}_patch{patch}_224"
+    if not timm.is_model(name):
+        raise UserError(f"timm has no {model}")
+    module = timm.create_model(name, num_classes=peers.CLASSES, img_size=image_size)
+    return torch, f"timm {timm.__version__}, {name}", module
 
 
 def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Array]:

@@ -63,8 +63,7 @@ def train(
     """
     started, peers = started or time.time(), peers or Peers()
     share_interpreter()
-    if jax.default_backend() == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
     train_source, test_source = open_sources(config)

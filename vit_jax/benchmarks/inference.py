@@ -1,0 +1,239 @@
+"""Inference by the clock: ours, and others', which take turns; and the largest batch that fits (the paper's
+figure 12)."""
+
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from vit_jax.benchmarks import peers
+from vit_jax.benchmarks.train import (
+    Runner,
+    compile_timed,
+    fast_dtype,
+    memory_of,
+    print_header,
+    race,
+    random_batch,
+    timm_model,
+)
+from vit_jax.errors import UserError
+from vit_jax.models import model_card
+from vit_jax.parallel.chips import GIB
+from vit_jax.parallel.host import keep_freed_memory
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.program import abstract_batch, make_program
+from vit_jax.training.step import make_forward
+
+
+def measure(
+    models: Sequence[str],
+    images: int,
+    image_sizes: Sequence[int],
+    against: Sequence[str],
+    dtype: str | None = None,
+    largest: bool = False,
+    memory_gib: float | None = None,
+    out: str | None = None,
+    turns: int = 5,
+    seconds: float = 4.0,
+) -> None:
+    """Prints, for each model and image size, images/s beside the others', in medians of turns.
+
+    From uint8 images to logits.
+
+    Args:
+      images: on each device.
+      dtype: of our computation; None for float32 on a CPU and bfloat16 elsewhere, as the others' always is.
+      largest: print also how many images fit on a device at a time.
+      memory_gib: what they have to fit into; None for the device's own.
+      out: a file for the plot.
+
+    Raises:
+      UserError: an unknown model, an image size that its patches do not divide, no memory to fit into.
+    """
+    cards = {
+        (model, size): model_card(model, image_size=size, num_classes=peers.CLASSES)
+        for model in models
+        for size in image_sizes
+    }
+    keep_freed_memory()
+    limit = memory_limit(memory_gib) if largest else None
+    dtype, batch = dtype or fast_dtype(), images * jax.device_count()
+    print_header(images, dtype, "batch")
+    speeds: dict[str, dict[int, float]] = {}  # By program and image size.
+    for (model, size), card in cards.items():
+        runners = {model: make_ours(model, batch, size, dtype)}
+        for peer in against:
+            try:
+                runners[f"{model}, {peer}"] = PEERS[peer](model, batch, size)
+            except UserError as error:
+                print(f"| {peer}: skipped | {error} ||||||")
+        measured = race(list(runners.values()), batch, 2 * batch * card.multiply_adds, turns, seconds)
+        for line, runner in runners.items():
+            speeds.setdefault(line, {})[size] = measured[runner.name]
+    batches: dict[str, dict[int, float]] = {}
+    if limit:
+        print(f"\n| model | images on a device, the most that fit into {limit / GIB:.2f} GiB |\n|---|---|")
+        for model, size in cards:
+            fitting = largest_batch(lambda b, m=model, s=size: memory_of(compile_ours(m, b, s, dtype)), limit)
+            batches.setdefault(model, {})[size] = fitting
+            print(f"| {model} {size} | {fitting:,} |", flush=True)
+    if out:
+        draw({"images/s": speeds} | ({"largest batch on a device": batches} if limit else {}), Path(out))
+        print(f"\ndrawn: {out}")
+
+
+def lower_ours(model: str, batch: int, image_size: int, dtype: str):
+    config = peers.our_config(model, image_size, dtype)
+    config.batch_size = batch
+    program = make_program(config, num_classes=peers.CLASSES, steps=10**6, mesh=make_mesh(config.mesh))
+    params = program.state["params"]
+    places = jax.tree.map(lambda x: x.sharding, params)
+    forward = make_forward(program.graphdef, program.mesh, places)
+    return program, forward.lower(params, {"image": abstract_batch(config, program.mesh)["image"]})
+
+
+def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.stages.Compiled:
+    """For so many images on each device; nothing is allocated."""
+    return lower_ours(model, batch * jax.device_count(), image_size, dtype)[1].compile()
+
+
+def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
+    program, lowered = lower_ours(model, batch, image_size, dtype)
+    compiled, seconds = compile_timed(lowered)
+    params = program.initial_state(0)["params"]
+    data = {"image": random_batch(batch, image_size, program.mesh)[0]}
+    return Runner(
+        f"{model} {image_size}",
+        seconds,
+        memory_of(compiled),
+        lambda: jax.block_until_ready(compiled(params, data)),
+    )
+
+
+def make_timm(model: str, batch: int, image_size: int) -> Runner:
+    """timm's model in PyTorch: on a GPU compiled and in bfloat16."""
+    torch, name, module = timm_model(model, image_size)
+    gpu = torch.cuda.is_available() and jax.default_backend() == "gpu"
+    device = torch.device("cuda" if gpu else "cpu")
+    module = module.eval().to(device, torch.bfloat16 if gpu else torch.float32)
+    images = torch.from_numpy(random_images(batch, image_size)).to(device)
+    started = time.perf_counter()
+    forward = torch.compile(module) if gpu else module
+
+    def step():
+        with torch.inference_mode():
+            forward(images.to(next(module.parameters()).dtype) / 127.5 - 1).cpu()
+
+    step()
+    return Runner(name, time.perf_counter() - started, None, step)
+
+
+def make_onnxruntime(model: str, batch: int, image_size: int) -> Runner:
+    """timm's model in ONNX Runtime, exported by PyTorch, on as many threads as there are cores."""
+    absent = [name for name in ("onnxruntime", "onnxscript") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UserError(f"{absent[0]} is not installed: pip install onnxruntime onnxscript timm torch")
+    if jax.default_backend() != "cpu":
+        raise UserError("ONNX Runtime is measured on CPUs only: JAX_PLATFORMS=cpu")
+    torch, name, module = timm_model(model, image_size)
+    import onnxruntime
+
+    class FromBytes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = module.eval()
+
+        def forward(self, images):
+            return self.model(images.float() / 127.5 - 1)
+
+    images = random_images(batch, image_size)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.onnx"
+        torch.onnx.export(FromBytes().eval(), (torch.from_numpy(images),), path, dynamo=True, verbose=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = os.cpu_count()
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    data = {session.get_inputs()[0].name: images}
+    return Runner(
+        f"onnxruntime {onnxruntime.__version__}, {name.split(', ')[1]}",
+        time.perf_counter() - started,
+        None,
+        lambda: session.run(None, data),
+    )
+
+
+PEERS = {"onnxruntime": make_onnxruntime, "timm": make_timm}
+
+
+def random_images(batch: int, image_size: int) -> np.ndarray:
+    """uint8 `[batch, channels, height, width]`, as PyTorch has them."""
+    return np.random.default_rng(0).integers(256, size=(batch, 3, image_size, image_size), dtype=np.uint8)
+
+
+def memory_limit(gib: float | None) -> float:
+    """Bytes that a program may take on a device.
+
+    Raises:
+      UserError: the device does not say what it has.
+    """
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if gib is None and "bytes_limit" not in statistics:
+        raise UserError("this device does not say what memory it has: give --memory_gib for --largest")
+    return statistics["bytes_limit"] if gib is None else gib * GIB
+
+
+def largest_batch(memory: Callable[[int], int], limit: float) -> int:
+    """The most images whose program takes no more than `limit` bytes; 0 where not even one fits.
+
+    Found by doubling, then halving the interval, to one part in 32.
+    """
+
+    def fits(images):
+        try:
+            return memory(images) <= limit
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return False
+
+    most, least_unfit = 0, 1
+    while fits(least_unfit):
+        most, least_unfit = least_unfit, 2 * least_unfit
+    while least_unfit - most > max(1, most // 32):
+        middle = (most + least_unfit) // 2
+        most, least_unfit = (middle, least_unfit) if fits(middle) else (most, middle)
+    return most
+
+
+def draw(panels: dict[str, dict[str, dict[int, float]]], out: Path) -> None:
+    """Each panel's figures over image sizes, a line for each program."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, plots = plt.subplots(
+        1, len(panels), figsize=(5.5 * len(panels), 4), constrained_layout=True, squeeze=False
+    )
+    for plot, (label, lines) in zip(plots[0], panels.items(), strict=True):
+        for name, points in lines.items():
+            points = dict(sorted(points.items()))
+            plot.plot(list(points), list(points.values()), "o-" if ", " not in name else "x--", label=name)
+        sizes = sorted({size for points in lines.values() for size in points})
+        plot.set_yscale("log")
+        plot.set_xticks(sizes, map(str, sizes))
+        plot.set_xlabel("image size, pixels")
+        plot.set_ylabel(label)
+        plot.grid(alpha=0.3)
+        plot.legend(fontsize=7)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=110)
+    plt.close(figure)
