@@ -48,7 +48,7 @@ TABLE_3 |= {
     "bit_r152x2_jft": (7, 6e-4, "linear", 0.1, None),
     "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
 }
-OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "quickstart")
+OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "finetune", "quickstart")
 
 
 def test_every_pre_training_config_has_a_row_of_the_table():
@@ -138,7 +138,8 @@ def test_unknown_name_in_the_argument_is_named():
 
 @pytest.mark.parametrize("name", FILES)
 def test_config_describes_a_model(name):
-    config = load(name)
+    # Without a checkpoint fine-tuning must be told of which model.
+    config = load(name, "model=ViT-B/16" if name == "finetune" else None)
     configs.check(config)
     factory = model_factory(num_classes=10, **model_arguments(config))
     assert count_parameters(abstract(factory)) > 1000
