@@ -147,9 +147,9 @@ def _count_right(mesh: Mesh):
 
 
 def _class_sums(standard: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """`X^T Y`: twice the sum of each class's rows, less the sum of all."""
+    """`X^T Y`: twice the sum of each class's rows, as the sum of all is zero."""
     order = np.argsort(labels, kind="stable")
     present, starts = np.unique(labels[order], return_index=True)
     sums = np.zeros((num_classes, standard.shape[1]))
     sums[present] = np.add.reduceat(standard[order], starts)
-    return (2 * sums - sums.sum(axis=0)).T
+    return 2 * sums.T
