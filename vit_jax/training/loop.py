@@ -87,6 +87,10 @@ def train(
     for split, source in (("training", train_source), ("test", test_source)):
         if source.empty_classes:
             console.say(f"note: no {split} images of {', '.join(source.empty_classes[:20])}")
+    if len(train_source) < config.batch_size:
+        console.say(
+            f"note: a batch of {config.batch_size} shows images of {len(train_source)} more than once"
+        )
     warn = console.say if leader else print  # Each process names the images that it cannot read.
     evaluate = Evaluator(program, test_source, config, warn)
     shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
