@@ -19,6 +19,7 @@ ALLOWED = {
     "training": {"models", "data", "parallel", "config", "interop", "evaluation"},
     "load": {"interop", "training"},
     "jobs": {"training"},
+    "inspection": {"models"},
     "command": {"config"},
     "planning": {"config", "models", "data", "parallel", "training"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}

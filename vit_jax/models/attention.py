@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from vit_jax.models.layers import platform
+from vit_jax.models.layers import capture, platform
 
 LANES = 128  # Tokens in a row of a TPU's registers; fewer tokens leave most of them empty.
 
@@ -35,9 +35,17 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array |
     Args:
       bias: `[batch, heads, queries, keys]`, added to the scores.
     """
+    capture("attention", lambda: weights(query, key, bias))
     if platform() == "tpu" and bias is None and min(query.shape[1], key.shape[1]) >= LANES:
         return _attend_on_tpu(*(x.swapaxes(1, 2) for x in (query, key, value))).swapaxes(1, 2)
     return jax.nn.dot_product_attention(query, key, value, bias=bias)
+
+
+def weights(query: jax.Array, key: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """What each query takes of each value, float32 `[batch, heads, queries, keys]`; rows sum to 1."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
+    scores = scores / math.sqrt(query.shape[-1])
+    return jax.nn.softmax(scores if bias is None else scores + bias.astype(jnp.float32))
 
 
 @jax.custom_vjp

@@ -17,6 +17,7 @@ REMAT = {
 }
 
 _place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar("place", default=lambda _, x: x)
+_captured: ContextVar[dict[str, list[jax.Array]] | None] = ContextVar("captured", default=None)
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 
 
@@ -26,8 +27,28 @@ def normalize(images: jax.Array) -> jax.Array:
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
-    """The activation itself; whoever calls the model may say where activations of this name live."""
+    """The activation itself; whoever calls the model may say where activations of this name live, and
+    capture them."""
+    capture(name, lambda: x)
     return _place.get()(name, x)
+
+
+def capture(name: str, compute: Callable[[], jax.Array]) -> None:
+    """Computes an intermediate result of this name where it has been asked for, and only there."""
+    found = _captured.get()
+    if found and name in found:
+        found[name].append(compute())
+
+
+@contextlib.contextmanager
+def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
+    """While it is entered, what models compute under these names is collected, in the order of the call."""
+    found = {name: [] for name in names}
+    token = _captured.set(found)
+    try:
+        yield found
+    finally:
+        _captured.reset(token)
 
 
 def platform() -> str:
@@ -61,7 +82,11 @@ def run_layers(
     Args:
       remat: a key of `REMAT`.
       scan: compile one layer for all, which must be alike; their parameters are stacked for it.
+
+    What is captured must come out of the call: then neither is done.
     """
+    if _captured.get():
+        remat, scan = "none", False
 
     def step(graphdef, params, x, values):
         return call(nnx.merge(graphdef, params), x, values)

@@ -6,6 +6,7 @@ when a call brings `rngs`, and only then.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -15,7 +16,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models.attention import attend
-from vit_jax.models.layers import REMAT, named, platform, run_layers
+from vit_jax.models.layers import REMAT, capturing, named, platform, run_layers
 from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
 from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
 
@@ -29,6 +30,8 @@ CHOICES = {
     "gelu": ("tanh", "erf"),
     "remat": tuple(REMAT),
 }
+
+CAPTURES = ("attention", "tokens")
 
 _xavier = nnx.initializers.xavier_uniform()
 
@@ -459,13 +462,33 @@ class ViT(nnx.Module):
         two_heads = num_classes and distillation == "heads"
         self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
 
-    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None, *, whole: bool = False) -> jax.Array:
+    def __call__(
+        self,
+        images: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        *,
+        whole: bool = False,
+        capture: Sequence[str] = (),
+    ) -> jax.Array | tuple[jax.Array, dict[str, list[jax.Array]]]:
         """Float images in [-1, 1], `[batch, height, width, channels]`, to logits `[batch, classes]`.
 
         Args:
           rngs: a `dropout` stream; with it the call is a training call.
           whole: compute all tokens of the last layer, also those that the head does not read.
+          capture: intermediate results to return beside the logits, of `CAPTURES`, a list of each:
+            `attention`, float32 `[batch, heads, tokens, tokens]` of each layer (of axial attention
+            `[batch * lines, heads, line, line]`, rows before columns); `tokens`, `[batch, tokens, dim]`
+            before the first layer and after each.
+
+        Raises:
+          UserError: nothing of that name can be captured.
         """
+        if capture:
+            for name in capture:
+                if name not in CAPTURES:
+                    raise UserError(f"{name!r} cannot be captured; there are: {', '.join(CAPTURES)}")
+            with capturing(capture) as found:
+                return self(images, rngs, whole=True), found
         x = drop(self.embed(images), self.dropout, rngs)
         read = self.special if self.pooling == "cls" and not whole else None
         return self.classify(self.norm(self.encode(x, rngs, read)))

@@ -1,0 +1,75 @@
+"""Filters, positions and tokens as pictures."""
+
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.inspection.embeddings import filters, position_similarity, token_colours
+from vit_jax.models import create_model
+
+SMALL = dict(num_classes=5, image_size=(8, 12), dim=16, depth=1, hidden=32, heads=2)
+
+
+def test_similarity_is_the_cosine_of_two_places_vectors():
+    model = create_model("ViT-Ti/4", **SMALL)
+    table = np.asarray(model.position_embedding.table[...], np.float64)[0, 1:]
+    found = position_similarity(model)
+    assert found.shape == (2, 3, 2, 3)
+    for one in range(6):
+        for other in range(6):
+            a, b = table[one], table[other]
+            wanted = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+            np.testing.assert_allclose(found[one // 3, one % 3, other // 3, other % 3], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["2d", "sincos2d"])
+def test_similarity_of_other_tables_is_1_with_itself(position):
+    found = position_similarity(create_model("ViT-Ti/4", **SMALL, position=position))
+    np.testing.assert_allclose(np.diagonal(found.reshape(6, 6)), 1, rtol=1e-6)
+    assert found.min() < 0.999
+
+
+@pytest.mark.parametrize(
+    "options", [dict(position="none"), dict(position="relative"), dict(position_at="every")]
+)
+def test_model_without_a_vector_for_each_place_is_said(options):
+    with pytest.raises(UserError, match="position embedding"):
+        position_similarity(create_model("ViT-Ti/4", **SMALL, **options))
+
+
+def test_filters_are_principal_components():
+    model = create_model("ViT-Ti/4", **SMALL)
+    # Two directions of known strength, the first stronger.
+    first, second = np.zeros((2, 4, 4, 3))
+    first[0, 0, 0], second[3, 3, 2] = 1, 1
+    dims = np.random.default_rng(0).normal(size=(2, 16))
+    dims[1] -= dims[0] * (dims[0] @ dims[1]) / (dims[0] @ dims[0])
+    dims = dims / np.linalg.norm(dims, axis=1, keepdims=True)
+    kernel = 3 * first[..., None] * dims[0] + second[..., None] * dims[1]
+    model.patch_embedding.kernel[...] = kernel.astype(np.float32)
+    found = filters(model, 2)
+    np.testing.assert_allclose(found[0], first, atol=1e-5)
+    np.testing.assert_allclose(found[1], second, atol=1e-5)
+
+
+def test_hybrid_has_no_filters():
+    model = create_model("R+ViT-Ti/16", num_classes=5, image_size=64, dim=16, depth=1, hidden=32, heads=2)
+    with pytest.raises(UserError, match="no patches of pixels"):
+        filters(model)
+
+
+def test_tokens_along_three_directions_become_three_colours():
+    model = create_model("ViT-Ti/4", **SMALL)
+    tokens = np.zeros((4, 7, 16))
+    strengths = np.random.default_rng(0).normal(size=(4, 6, 3)) * (9, 3, 1)
+    tokens[:, 1:, [2, 5, 11]] = strengths
+    colours = token_colours(model, tokens)
+    assert colours.shape == (4, 2, 3, 3) and colours.min() == 0 and colours.max() == 1
+    for channel in range(3):
+        related = np.corrcoef(colours[..., channel].ravel(), strengths[..., channel].ravel())[0, 1]
+        assert abs(related) > 0.9
+
+
+def test_tokens_that_are_all_alike_are_one_colour():
+    colours = token_colours(create_model("ViT-Ti/4", **SMALL), np.ones((1, 7, 16)))
+    assert np.ptp(colours) == 0

@@ -1,0 +1,72 @@
+"""Where a model looks: attention rollout and attention distance (paper, section 4.5 and appendix D.7, D.8).
+
+Attention weights are those that `model(images, capture=("attention",))` returns: for each layer
+`[batch, heads, tokens, tokens]`, whose rows sum to 1.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models import ViT
+
+
+def check_attends(model) -> None:
+    """Raises UserError for a model whose layers do not let each token attend to all others."""
+    if not isinstance(model, ViT):
+        raise UserError("the model has no attention (BiT): there is nothing to show of it")
+    if model.attention != "full":
+        raise UserError("rollout and distance are not defined for axial attention, which sees lines only")
+
+
+def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """How much of each input token is in each token after layer 1, 2, ... (Abnar & Zuidema, 2020).
+
+    Heads are averaged, the identity is added for the residual connection, rows are normalised to 1, and
+    the layers' matrices are multiplied.
+
+    Returns:
+      For each layer float32 `[batch, tokens, tokens]`, rows sum to 1; the last is the model's.
+    """
+    found, product = [], None
+    for weights in attention:
+        mean = np.asarray(weights, np.float64).mean(axis=1)
+        mixed = (mean + np.eye(mean.shape[-1])) / 2
+        product = mixed if product is None else mixed @ product
+        found.append(product.astype(np.float32))
+    return found
+
+
+def of_patches(model: ViT, rolled: np.ndarray) -> np.ndarray:
+    """What the head's token has of each patch, as images `[batch, rows, columns]` that sum to 1.
+
+    It is the class token; where the head averages the patches, it is their average.
+    """
+    patches = slice(model.special, model.special + math.prod(model.grid))
+    seen = rolled[:, 0, patches] if model.pooling == "cls" else rolled[:, patches, patches].mean(axis=1)
+    seen = seen / np.maximum(seen.sum(axis=-1, keepdims=True), 1e-12)
+    return seen.reshape(-1, *model.grid)
+
+
+def attention_distance(model: ViT, attention: Sequence[np.ndarray]) -> np.ndarray:
+    """How far heads look: pixels between a patch and those it attends to, weighted by the attention.
+
+    Averaged over patches and images. Of the other tokens neither rows nor columns count; rows are
+    normalised anew.
+
+    Returns:
+      float64 `[layers, heads]`.
+    """
+    rows, columns = model.grid
+    patches = slice(model.special, model.special + rows * columns)
+    sides = np.array(model.image_size) / np.array(model.grid)
+    places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1).reshape(-1, 2)
+    apart = np.linalg.norm((places[:, None] - places[None]) * sides, axis=-1)
+    distances = []
+    for weights in attention:
+        among = np.asarray(weights, np.float64)[:, :, patches, patches]
+        among = among / np.maximum(among.sum(axis=-1, keepdims=True), 1e-12)
+        distances.append((among * apart).sum(axis=-1).mean(axis=(0, 2)))
+    return np.stack(distances)

@@ -1,0 +1,64 @@
+"""What a model has learned about patches: filters, positions, representation (paper, figure 7)."""
+
+import math
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models import ViT
+
+
+def position_similarity(model: ViT) -> np.ndarray:
+    """Cosine similarity of each patch's position embedding to all others', `[rows, columns, rows, columns]`.
+
+    Raises:
+      UserError: the model has no embedding for each place.
+    """
+    if not isinstance(model, ViT) or model.position_embedding is None:
+        raise UserError("the model has no position embedding for each patch: there is no similarity to show")
+    if model.position_at == "every":
+        raise UserError("the model has position embeddings of each layer, not one of each patch")
+    table = np.asarray(model.position_embedding(), np.float64)[0]
+    table = table[model.special : model.special + math.prod(model.grid)]
+    unit = table / np.maximum(np.linalg.norm(table, axis=-1, keepdims=True), 1e-12)
+    return (unit @ unit.T).reshape(*model.grid, *model.grid)
+
+
+def filters(model: ViT, count: int = 28) -> np.ndarray:
+    """Principal components of the patch embedding's filters, `[count, height, width, channels]`.
+
+    The strongest comes first, and they are those of the kernel as it is, not centred. Each is scaled to 0 ... 1; a component's sign is such that its largest value is positive.
+
+    Raises:
+      UserError: the model does not embed patches of pixels.
+    """
+    if not isinstance(model, ViT) or model.resnet is not None:
+        raise UserError("the model embeds no patches of pixels, a ResNet reads the image: no filters to show")
+    kernel = np.asarray(model.patch_embedding.kernel[...], np.float64)
+    *shape, dim = kernel.shape
+    components, _, _ = np.linalg.svd(kernel.reshape(-1, dim), full_matrices=False)
+    components = components.T[:count]
+    largest = np.abs(components).argmax(axis=1)
+    components = components * np.sign(components[np.arange(len(components)), largest])[:, None]
+    low, high = components.min(axis=1, keepdims=True), components.max(axis=1, keepdims=True)
+    return ((components - low) / np.maximum(high - low, 1e-12)).reshape(-1, *shape)
+
+
+def token_colours(model: ViT, tokens: np.ndarray) -> np.ndarray:
+    """The three principal components of the patches' tokens over all images, as RGB in 0 ... 1.
+
+    Args:
+      tokens: `[batch, tokens, dim]`, as `capture=("tokens",)` returns for each layer.
+
+    Returns:
+      float64 `[batch, rows, columns, 3]`.
+    """
+    patches = np.asarray(tokens, np.float64)[:, model.special : model.special + math.prod(model.grid)]
+    flat = patches.reshape(-1, patches.shape[-1])
+    flat = flat - flat.mean(axis=0)
+    _, _, components = np.linalg.svd(flat, full_matrices=False)
+    colours = np.zeros((len(flat), 3))
+    colours[:, : min(3, len(components))] = flat @ components[:3].T
+    low, high = np.quantile(colours, [0.01, 0.99], axis=0)
+    colours = np.clip((colours - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return colours.reshape(len(patches), *model.grid, 3)
