@@ -57,9 +57,8 @@ def test_patches_are_shown_where_they_are():
     matrix[0] = 0
     matrix[0, 1 + 4] = 1  # The class token looks at the second row's second patch.
     model, attention = with_attention(matrix, (8, 12), 4)
-    np.testing.assert_allclose(
-        of_patches(model, rollout(attention)[-1])[0], [[0, 0, 0], [0, 1, 0]], atol=1e-6
-    )
+    (seen,) = of_patches(model, rollout(attention)[-1])
+    np.testing.assert_allclose(seen, [[0, 0, 0], [0, 1, 0]], atol=1e-6)
 
 
 def test_model_that_averages_patches_shows_their_average():

@@ -27,7 +27,8 @@ def position_similarity(model: ViT) -> np.ndarray:
 def filters(model: ViT, count: int = 28) -> np.ndarray:
     """Principal components of the patch embedding's filters, `[count, height, width, channels]`.
 
-    The strongest comes first, and they are those of the kernel as it is, not centred. Each is scaled to 0 ... 1; a component's sign is such that its largest value is positive.
+    The strongest comes first, and they are those of the kernel as it is, not centred. Each is scaled to
+    0 ... 1; a component's sign is such that its largest value is positive.
 
     Raises:
       UserError: the model does not embed patches of pixels.
