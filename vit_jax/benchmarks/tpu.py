@@ -77,7 +77,9 @@ def measure(
                     continue
                 for option, values in peers.PEERS[peer].options.items():
                     mesh = make_mesh(config.mesh, topology_devices(where))
-                    step = peers.make_step(peer, checkout, model, values, image_size, config.batch_size, mesh)
+                    step = peers.make_step(
+                        peer, checkout, model, values, "bfloat16", image_size, config.batch_size, mesh
+                    )
                     lowered = step.run.lower(step.state, step.images, step.labels)
                     compiled = compile_lowered(lowered, where, step.state["params"], step.state["optimizer"])
                     row(f"{peer}, {option}", compiled, where, least, ours)
