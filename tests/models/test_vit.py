@@ -10,7 +10,7 @@ from flax import nnx
 
 import vit_jax
 from vit_jax.errors import UserError
-from vit_jax.models import SIZES, count_multiply_adds
+from vit_jax.models import SIZES, count_multiply_adds, model_factory
 
 TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, hidden=24, heads=4)
 
@@ -256,6 +256,24 @@ def test_initial_values_are_those_of_the_authors():
         assert np.std(kernel[...]) == pytest.approx(limit / np.sqrt(3), rel=0.01)
     assert np.std(block.mlp.fc1.bias[...]) == pytest.approx(1e-6, rel=0.1)
     assert np.std(model.patch_embedding.kernel[...]) == pytest.approx(np.sqrt(1 / 768), rel=0.01)
+    # A normal cut at two deviations, brought back to the variance that it lost.
+    assert np.abs(model.patch_embedding.kernel[...]).max() == pytest.approx(2.2737 / np.sqrt(768), rel=1e-3)
+    assert abs(np.mean(block.mlp.fc2.kernel[...])) < 5 * limit / np.sqrt(3 * 1536 * 384)
+
+
+def test_no_two_parameters_begin_alike():
+    model = vit_jax.create_model("ViT-Ti/4", **TINY)
+    kernels = [
+        getattr(block.mlp, name).kernel[...] for block in model.blocks.values() for name in ("fc1", "fc2")
+    ]
+    first = {float(kernel[0, 0]) for kernel in kernels}
+    assert len(first) == len(kernels)
+
+
+def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
+    build = model_factory("ViT-Ti/4", **TINY)
+    eager = nnx.state(build(rngs=nnx.Rngs(0)))
+    jax.tree.map(np.testing.assert_array_equal, eager, jax.jit(lambda: nnx.state(build(rngs=nnx.Rngs(0))))())
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ MODEL = """
             return nn.Dense(self.classes)(image.mean((1, 2))), {}
 
     def Model(num_classes, *, variant, pool_type, dtype_mm, scan=False, remat_policy=""):
-        assert (variant, pool_type, dtype_mm) == ("mu/16", "tok", "float32")
+        assert (variant, pool_type) == ("mu/16", "tok") and dtype_mm in ("float32", "bfloat16")
         return Tiny(num_classes, scan)
 """
 
@@ -41,9 +41,9 @@ def checkouts(tmp_path):
     return tmp_path
 
 
-def rows(capsys) -> dict[str, list[str]]:
+def rows(printed: str) -> dict[str, list[str]]:
     """Cells of the rows by the first."""
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    lines = [line for line in printed.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {first: others for first, *others in cells}
 
@@ -52,7 +52,7 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
     checkouts, capsys
 ):
     train.measure(**TINY, against=["vision_transformer", "big_vision"], checkouts=str(checkouts))
-    table = rows(capsys)
+    table = rows(capsys.readouterr().out)
     ours, theirs = (
         float(table[name][2].replace(",", "")) for name in ("ViT-mu/16 32", "big_vision, unrolled")
     )
@@ -61,6 +61,25 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
         "git clone https://github.com/google-research/vision_transformer"
         in (table["vision_transformer: skipped"][0])
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
+def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
+    result = run(
+        "tpu",
+        "--models=ViT-mu/16",
+        "--images=1",
+        "--image_size=32",
+        "--slices=v5e:1x1",
+        "--against=big_vision",
+        f"--checkouts={checkouts}",
+        module="vit_jax.benchmark",
+    )
+    assert result.returncode == 0, result.stderr
+    table = rows(result.stdout)
+    # One dense layer: ours takes more.
+    for option in peers.PEERS["big_vision"].options:
+        assert float(table[f"big_vision, {option}"][6]) > 1
 
 
 def test_a_folder_that_is_not_the_checkout_is_named(tmp_path):

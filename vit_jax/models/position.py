@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.models import initial
+
 POSITIONS = ("1d", "2d", "relative", "sincos2d", "none")
 
 
@@ -22,7 +24,7 @@ class PositionEmbedding(nnx.Module):
         rows, columns = grid
 
         def table(*shape):
-            return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
+            return nnx.Param(initial.normal(0.02)(rngs.params(), shape))
 
         if kind == "1d":
             self.table = table(1, special + rows * columns, dim)

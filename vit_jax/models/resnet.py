@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models import initial
 from vit_jax.models.layers import REMAT, named, run_layers
 
 
@@ -40,7 +41,7 @@ class StdConv(nnx.Module):
     """A convolution whose kernel is brought to mean 0 and deviation 1 for each output channel."""
 
     def __init__(self, inputs, outputs, size, *, stride=1, rules: Rules, dtype, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (size, size, inputs, outputs)))
+        self.kernel = nnx.Param(initial.lecun()(rngs.params(), (size, size, inputs, outputs)))
         self.size, self.stride, self.rules, self.dtype = size, stride, rules, dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -98,7 +99,7 @@ class _AxisAttention(nnx.Module):
         head = width // heads
         # Of offsets -(length - 1) to length - 1, for queries, keys and values.
         self.relative_embedding = nnx.Param(
-            nnx.initializers.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
+            initial.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:

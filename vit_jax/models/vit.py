@@ -15,7 +15,9 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models import initial
 from vit_jax.models.attention import attend
+from vit_jax.models.dropout import drop
 from vit_jax.models.layers import REMAT, capturing, named, platform, run_layers
 from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
 from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
@@ -32,14 +34,6 @@ CHOICES = {
 }
 
 CAPTURES = ("attention", "tokens")
-
-_xavier = nnx.initializers.xavier_uniform()
-
-
-def _fused_xavier(inputs: int, outputs: int, parts: int):
-    """Xavier for each of `parts` kernels that lie side by side in one."""
-    scale = (inputs + parts * outputs) / (inputs + outputs)
-    return nnx.initializers.variance_scaling(scale, "fan_avg", "uniform")
 
 
 class Attention(nnx.Module):
@@ -64,16 +58,14 @@ class Attention(nnx.Module):
     ):
         head_dim = dim // heads
         self.qkv = nnx.LinearGeneral(
-            dim, (3, heads, head_dim), kernel_init=_fused_xavier(dim, dim, 3), dtype=dtype, rngs=rngs
+            dim, (3, heads, head_dim), kernel_init=initial.xavier(parts=3), dtype=dtype, rngs=rngs
         )
         self.query_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
         self.key_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
         if offsets:
-            self.relative_embedding = nnx.Param(
-                nnx.initializers.normal(0.02)(rngs.params(), (offsets, head_dim))
-            )
+            self.relative_embedding = nnx.Param(initial.normal(0.02)(rngs.params(), (offsets, head_dim)))
         self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=_xavier, dtype=dtype, rngs=rngs
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initial.xavier(), dtype=dtype, rngs=rngs
         )
 
     def __call__(
@@ -124,14 +116,12 @@ class Mlp(nnx.Module):
     """
 
     def __init__(self, dim: int, hidden: int, *, kind: str, dropout: float, gelu: str, dtype, rngs: nnx.Rngs):
-        values = dict(bias_init=nnx.initializers.normal(1e-6), dtype=dtype, rngs=rngs)
+        values = dict(bias_init=initial.normal(1e-6), dtype=dtype, rngs=rngs)
         if kind == "swiglu":
-            self.fc1 = nnx.LinearGeneral(
-                dim, (2, hidden), kernel_init=_fused_xavier(dim, hidden, 2), **values
-            )
+            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initial.xavier(parts=2), **values)
         else:
-            self.fc1 = nnx.Linear(dim, hidden, kernel_init=_xavier, **values)
-        self.fc2 = nnx.Linear(hidden, dim, kernel_init=_xavier, **values)
+            self.fc1 = nnx.Linear(dim, hidden, kernel_init=initial.xavier(), **values)
+        self.fc2 = nnx.Linear(hidden, dim, kernel_init=initial.xavier(), **values)
         self.kind, self.gelu = kind, gelu
         self.dropout = dropout
 
@@ -229,13 +219,15 @@ class AttentionPooling(nnx.Module):
         self, dim: int, heads: int, hidden: int, *, gelu: str, epsilon: float, dtype, rngs: nnx.Rngs
     ):
         head_dim = dim // heads
-        self.probe = nnx.Param(_xavier(rngs.params(), (1, 1, dim)))
-        self.query = nnx.LinearGeneral(dim, (heads, head_dim), kernel_init=_xavier, dtype=dtype, rngs=rngs)
+        self.probe = nnx.Param(initial.xavier()(rngs.params(), (1, 1, dim)))
+        self.query = nnx.LinearGeneral(
+            dim, (heads, head_dim), kernel_init=initial.xavier(), dtype=dtype, rngs=rngs
+        )
         self.key_value = nnx.LinearGeneral(
-            dim, (2, heads, head_dim), kernel_init=_fused_xavier(dim, dim, 2), dtype=dtype, rngs=rngs
+            dim, (2, heads, head_dim), kernel_init=initial.xavier(parts=2), dtype=dtype, rngs=rngs
         )
         self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=_xavier, dtype=dtype, rngs=rngs
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initial.xavier(), dtype=dtype, rngs=rngs
         )
         self.norm = _layer_norm(dim, epsilon, dtype, rngs)
         self.mlp = Mlp(dim, hidden, kind="gelu", dropout=0.0, gelu=gelu, dtype=dtype, rngs=rngs)
@@ -408,6 +400,7 @@ class ViT(nnx.Module):
             kernel_size=(patch_size, patch_size),
             strides=(patch_size, patch_size),
             padding="VALID",
+            kernel_init=initial.lecun(),
             dtype=compute,
             rngs=rngs,
         )
@@ -424,9 +417,7 @@ class ViT(nnx.Module):
         else:
             self.position_embedding = positions() if position in ("1d", "2d", "sincos2d") else None
         if registers:
-            self.register_tokens = nnx.Param(
-                nnx.initializers.normal(0.02)(rngs.params(), (1, registers, dim))
-            )
+            self.register_tokens = nnx.Param(initial.normal(0.02)(rngs.params(), (1, registers, dim)))
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
         offsets = 0
@@ -457,7 +448,11 @@ class ViT(nnx.Module):
             self.attention_pooling = AttentionPooling(
                 dim, heads, hidden, gelu=gelu, epsilon=norm_epsilon, dtype=compute, rngs=rngs
             )
-        self.pre_logits = nnx.Linear(dim, dim, dtype=compute, rngs=rngs) if pre_logits else None
+
+        def hidden_layer():
+            return nnx.Linear(dim, dim, kernel_init=initial.lecun(), dtype=compute, rngs=rngs)
+
+        self.pre_logits = hidden_layer() if pre_logits else None
         self.head = linear_head(dim, num_classes, head_bias, rngs) if num_classes else None
         two_heads = num_classes and distillation == "heads"
         self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
@@ -571,14 +566,6 @@ class ViT(nnx.Module):
         if self.distillation_head is not None:
             logits = (logits + self.distillation_head(x[:, 1])) / 2
         return logits
-
-
-def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Zeros in place of a share of the values, the others enlarged; `shape` says which fall together."""
-    if rngs is None or (not isinstance(rate, jax.Array) and not rate):
-        return x
-    kept = jax.random.bernoulli(rngs.dropout(), 1 - rate, shape or x.shape)
-    return jnp.where(kept, x / (1 - rate), 0)
 
 
 def _layer_norm(dim, epsilon, dtype, rngs):

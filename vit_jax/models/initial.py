@@ -1,0 +1,77 @@
+"""Initial values that NumPy draws on the host: to compile JAX's own draws takes seconds.
+
+They are functions of the key and the shape alone, whatever the devices and the mesh. Each is called as Flax
+calls an initialiser, with a key, a shape and a dtype; while JAX traces it is a callback, and draws nothing.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+Initializer = Callable[..., jax.Array]  # (key, shape, dtype)
+CUT_DEVIATION = 0.87962566103423978  # Of a standard normal cut at -2 and 2.
+
+
+def normal(deviation: float) -> Initializer:
+    def draw(generator, out):
+        generator.standard_normal(out=out, dtype=np.float32)
+        out *= deviation
+
+    return _initializer(draw)
+
+
+def xavier(parts: int = 1) -> Initializer:
+    """Glorot's uniform values, for each of `parts` kernels that lie side by side in one."""
+
+    def draw(generator, out):
+        inputs, outputs = _fans(out.shape)
+        limit = math.sqrt(6 / (inputs + outputs / parts))
+        generator.random(out=out, dtype=np.float32)
+        out *= 2 * limit
+        out -= limit
+
+    return _initializer(draw)
+
+
+def lecun() -> Initializer:
+    """Normal values, cut at two standard deviations, of variance 1 / inputs after it."""
+
+    def draw(generator, out):
+        generator.standard_normal(out=out, dtype=np.float32)
+        while (beyond := np.abs(out) > 2).any():
+            out[beyond] = generator.standard_normal(np.count_nonzero(beyond), dtype=np.float32)
+        out *= math.sqrt(1 / _fans(out.shape)[0]) / CUT_DEVIATION
+
+    return _initializer(draw)
+
+
+def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Inputs and outputs of a kernel `[..., inputs, outputs]`, at all its places."""
+    places = math.prod(shape[:-2])
+    return places * shape[-2], places * shape[-1]
+
+
+def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Initializer:
+    """From what fills a float32 array."""
+
+    def initializer(key, shape, dtype=np.float32):
+        def on_host(words):
+            values = _aligned(shape)
+            draw(np.random.Generator(np.random.SFC64(np.asarray(words))), values)
+            return values.astype(dtype, copy=False)
+
+        words = jax.random.key_data(key)
+        if isinstance(words, jax.core.Tracer):
+            return jax.pure_callback(on_host, jax.ShapeDtypeStruct(shape, dtype), words)
+        return jax.device_put(on_host(words), may_alias=True)
+
+    return initializer
+
+
+def _aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """An array that JAX takes on a CPU as it is; to copy it would take as long as to draw it."""
+    memory = np.empty(math.prod(shape) + 16, np.float32)
+    start = -memory.ctypes.data // memory.itemsize % 16
+    return memory[start : start + math.prod(shape)].reshape(shape)
