@@ -1,9 +1,9 @@
 """What a model makes of images: the representation that enters its head."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,28 +72,34 @@ class Extractor:
         """Features of every readable image, in the source's order.
 
         Args:
-          go_on: asked before each batch; None is returned when it says no.
+          go_on: asked after each batch; None is returned when it says no.
 
         Raises:
           UserError: no image is readable, or too many are not.
         """
-        skipped = self._skipped.setdefault(id(source), self._skip_log(source))
-        parts, running = [], None
-        with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
-            for batch in batches:
-                if not go_on():
-                    return None
-                started = self._forward(params, to_devices(skipped.check(batch), self.mesh))
-                if running:
-                    parts.append(jax.device_get(running))  # While the devices work on the next.
-                running = started
-        parts.append(jax.device_get(running))
+        parts = []
+        for part in self.stream(params, source):
+            if not go_on():
+                return None
+            parts.append(part)
         mask = np.concatenate([part["mask"] for part in parts])
         if not mask.any():
             raise UserError(f"none of the {len(source)} images can be read, such as {source.describe(0)}")
         values = np.concatenate([part["values"] for part in parts])[mask]
         labels = np.concatenate([part["labels"] for part in parts])[mask]
         return Features(values, labels, np.flatnonzero(mask))
+
+    def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
+        """For each batch `values` (of `compute`), `labels` and `mask`, False where no image was read."""
+        skipped = self._skipped.setdefault(id(source), self._skip_log(source))
+        running = None
+        with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
+            for batch in batches:
+                started = self._forward(params, to_devices(skipped.check(batch), self.mesh))
+                if running:
+                    yield jax.device_get(running)  # While the devices work on the next.
+                running = started
+        yield jax.device_get(running)
 
 
 def representation(model: nnx.Module, images: jax.Array) -> jax.Array:

@@ -146,14 +146,20 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     return Checkpoint(f"{workdir}{which and '@' + which}", "a run", model, values, shapes, read)
 
 
+def place_of(source: str | Path) -> tuple[Path, str]:
+    """The path of a source, and which checkpoint of a workdir is meant: `WORKDIR@best`, `WORKDIR@3000`."""
+    path = Path(source)
+    if "@" not in path.name or path.exists():
+        return path, ""
+    name, _, which = str(path).rpartition("@")
+    return Path(name), which
+
+
 def open_any(source: str | Path, image_size=None) -> Checkpoint:
     """The checkpoint at any source that `vit_jax.load_model` takes."""
     if str(source).startswith("hf://"):
         return open_checkpoint(download(str(source)), image_size)
-    path, which = Path(source), ""
-    if "@" in path.name and not path.exists():
-        name, _, which = str(path).rpartition("@")
-        path = Path(name)
+    path, which = place_of(source)
     if (path / CONFIG).is_file() and (path / MANIFEST).is_file():
         return open_workdir(path, which)
     if which or not path.exists():

@@ -1,0 +1,114 @@
+"""Images in, lines out: the real command on real files."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+import vit_jax
+from tests.system.conftest import ROOT
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources import digits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Ten test digits in two folders, one file that is no image, and one of another kind."""
+    folder = tmp_path_factory.mktemp("images")
+    source = digits("test")
+    (folder / "more").mkdir()
+    for index in range(10):
+        Image.fromarray(source[index].image).save(folder / ("more" if index % 2 else "") / f"{index}.png")
+    (folder / "broken.jpg").write_bytes(b"not an image")
+    (folder / "notes.txt").write_text("not named as an image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predict(run, finished):
+    def predict(*arguments, **options):
+        command = [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={finished}", *map(str, arguments)]
+        environment = run.environment | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=200, **options)
+
+    return predict
+
+
+@pytest.fixture(scope="module")
+def lines(predict, folder):
+    """What --json says of the folder, by path, and the process."""
+    process = predict("--json", "--top=10", "--batch_size=4", folder)
+    rows = [json.loads(line) for line in process.stdout.splitlines()]
+    return {row["path"]: row["predictions"] for row in rows}, process
+
+
+def test_every_image_of_a_folder_is_a_line(lines, folder):
+    assert sorted(lines[0]) == sorted(map(str, folder.rglob("*.png")))
+
+
+def test_probabilities_are_the_models_own(lines, finished):
+    model = vit_jax.load_model(finished, say=str)
+    crop = TestCrop(16, "short_side", 16)
+    for path, predictions in lines[0].items():
+        image = crop(np.asarray(Image.open(path)))
+        wanted = np.asarray(jax.nn.softmax(model(image[None].astype(np.float32) / 127.5 - 1)))[0]
+        assert [p["class"] for p in predictions] == [
+            str(label) for label in np.argsort(-wanted, kind="stable")
+        ]
+        np.testing.assert_allclose([p["probability"] for p in predictions], -np.sort(-wanted), rtol=1e-4)
+
+
+def test_what_is_no_image_is_named_and_changes_the_exit_code(lines, folder):
+    _, process = lines
+    assert process.returncode == 3
+    assert f"unreadable image skipped (1): {folder / 'broken.jpg'}" in process.stderr.decode()
+
+
+def test_features_are_written_with_their_paths(predict, folder, finished, tmp_path):
+    images = sorted(map(str, (folder / "more").glob("*.png")))
+    for file in (tmp_path / "f.safetensors", tmp_path / "f.parquet"):
+        process = predict(f"--embed={file}", os.path.join(folder, "more", "*.png"))
+        assert process.returncode == 0, process.stderr
+    table = pyarrow.parquet.read_table(tmp_path / "f.parquet").to_pydict()
+    features = load_file(tmp_path / "f.safetensors")["features"]
+    assert table["path"] == images and features.shape == (5, 16)
+    np.testing.assert_array_equal(table["features"], features)
+    model = vit_jax.load_model(finished, say=str)
+    model.head = None
+    batch = np.stack([TestCrop(16, "short_side", 16)(np.asarray(Image.open(path))) for path in images])
+    np.testing.assert_allclose(features, model(batch.astype(np.float32) / 127.5 - 1), rtol=1e-4, atol=1e-5)
+    again = predict(f"--embed={tmp_path / 'f.parquet'}", folder)
+    assert again.returncode == 2 and "f.parquet exists; give --overwrite" in again.stderr.decode()
+
+
+def test_standard_input_is_paths_or_an_image(predict, folder, lines):
+    path = str(folder / "2.png")
+    (best, *_) = lines[0][path]
+    for content, name in ((f"{path}\n".encode(), path), ((folder / "2.png").read_bytes(), "-")):
+        process = predict("--top=1", "-", input=content)
+        assert process.stdout.decode() == f"{name}  {best['class']} {best['probability']:.1%}\n"
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        ([], "at least one image"),
+        (["nowhere.jpg"], "there is no nowhere.jpg"),
+        (["{empty}"], "no images (.jpg, .jpeg, .png, .webp) in"),
+        (["{folder}/broken.jpg"], "none of the 1 files is an image"),
+        (["--embed=f.npy", "{folder}"], ".safetensors or .parquet"),
+        (["--resize=8", "{folder}"], "--resize=8 is less than the 16 pixels"),
+    ],
+)
+def test_mistake_is_one_line(predict, folder, tmp_path, paths, words):
+    process = predict(*(path.format(empty=tmp_path, folder=folder) for path in paths))
+    assert process.returncode == 2
+    assert process.stderr.decode().splitlines()[-1].startswith("error: ")
+    assert words in process.stderr.decode().splitlines()[-1]

@@ -1,0 +1,76 @@
+"""Images that a user names: files, folders, patterns, standard input."""
+
+import glob
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.sources import IMAGE_SUFFIXES, Example, Source
+from vit_jax.errors import UserError
+
+
+def find_images(arguments: Sequence[str]) -> list[tuple[str, bytes | None]]:
+    """Files by name; with its bytes, what came by standard input (`-`): one image, or paths, one a line.
+
+    Raises:
+      UserError: a path that does not exist, a folder without images.
+    """
+    found = []
+    for argument in arguments:
+        if argument == "-":
+            found += _standard_input()
+        elif os.path.isdir(argument):
+            inside = sorted(
+                os.path.join(folder, name)
+                for folder, _, names in os.walk(argument)
+                for name in names
+                if name.lower().endswith(IMAGE_SUFFIXES)
+            )
+            if not inside:
+                raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}")
+            found += [(path, None) for path in inside]
+        elif os.path.exists(argument):
+            found.append((argument, None))
+        elif matching := [
+            path for path in sorted(glob.glob(argument, recursive=True)) if os.path.isfile(path)
+        ]:
+            found += [(path, None) for path in matching]
+        else:
+            raise UserError(f"there is no {argument}")
+    return found
+
+
+def _standard_input() -> list[tuple[str, bytes | None]]:
+    content = sys.stdin.buffer.read()
+    try:
+        decode(content)
+    except Unreadable:
+        lines = content.decode(errors="surrogateescape").splitlines()
+        if not any(os.path.isfile(line) for line in lines):
+            raise UserError("standard input is neither an image nor paths, one a line") from None
+        return [(line, None) for line in lines if line]
+    return [("-", content)]
+
+
+class ImageFiles(Source):
+    """The images without labels; one that cannot be opened counts as unreadable."""
+
+    class_names = ()
+
+    def __init__(self, found: Sequence[tuple[str, bytes | None]]):
+        self._found = found
+
+    def __len__(self):
+        return len(self._found)
+
+    def __getitem__(self, index):
+        path, content = self._found[index]
+        try:
+            return Example(Path(path).read_bytes() if content is None else content, ())
+        except OSError:
+            return Example(b"", ())
+
+    def describe(self, index):
+        return self._found[index][0]

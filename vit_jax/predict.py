@@ -1,0 +1,176 @@
+"""Predicts the classes of images: python -m vit_jax.predict --checkpoint=WORKDIR PATH...
+
+PATH is an image, a folder (all images below it), a pattern such as 'photos/*.jpg', or - for standard input:
+one image, or paths, one a line. Each image is a line with its likeliest classes; --json makes JSON lines of
+it, and --embed=FILE.safetensors or FILE.parquet writes what enters the head instead.
+
+What is no image is named and skipped. Exit codes: 0, all were read; 2, a mistake, or nothing was; 3, some
+were skipped.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from vit_jax import command
+from vit_jax.config import from_json
+from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.errors import UserError
+
+CHECKPOINT = flags.DEFINE_string(
+    "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
+)
+TOP = flags.DEFINE_integer("top", 3, "Classes shown of each image.", lower_bound=1)
+JSON = flags.DEFINE_bool("json", False, "JSON lines, with full precision.")
+EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --embed.")
+CLASSES = flags.DEFINE_string(
+    "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
+)
+IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "Pixels, if not the checkpoint's.", lower_bound=1)
+RESIZE = flags.DEFINE_integer(
+    "resize", None, "Short side before the central crop; by default 8/7 of the crop."
+)
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Images at once, of all devices.", lower_bound=1)
+THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=1)
+
+
+def main(arguments: list[str]) -> None:
+    if not CHECKPOINT.value or not arguments:
+        raise UserError("give --checkpoint=WORKDIR and at least one image, folder, pattern or -")
+    embed = Path(EMBED.value) if EMBED.value else None
+    if embed and embed.suffix not in (".safetensors", ".parquet"):
+        raise UserError(f"--embed={embed}: write features to a .safetensors or .parquet file")
+    if embed and embed.exists() and not OVERWRITE.value:
+        raise UserError(f"{embed} exists; give --overwrite or another --embed")
+    images = ImageFiles(find_images(arguments))
+    command.use_compilation_cache()
+
+    import vit_jax
+    from vit_jax.evaluation.features import extractor_of, representation, transfer_crop
+    from vit_jax.parallel.mesh import make_mesh
+
+    changes = {"image_size": IMAGE_SIZE.value} if IMAGE_SIZE.value else {}
+    model = vit_jax.load_model(CHECKPOINT.value, say=lambda line: print(line, file=sys.stderr), **changes)
+    crop = transfer_crop(model.image_size)  # Or an error for images that are not square.
+    crop = dataclasses.replace(crop, **kind_of_crop(CHECKPOINT.value, crop.size))
+    classes = model.num_classes
+    if not classes and not embed:
+        raise UserError(f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes")
+    names = class_names(CHECKPOINT.value, classes)
+    extractor, params = extractor_of(
+        model,
+        make_mesh(dict(data=None, fsdp=1, tensor=1)),
+        crop,
+        compute=representation if embed else likeliest(min(TOP.value, classes)),
+        batch_size=min(BATCH_SIZE.value, len(images)),
+        threads=THREADS.value,
+        max_unreadable=len(images),
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    read, features, done = [], [], 0
+    for part in extractor.stream(params, images):
+        mask = part["mask"]
+        paths = [images.describe(done + row) for row in np.flatnonzero(mask)]
+        done, read = done + len(mask), read + paths
+        if embed:
+            features.append(part["values"][mask])
+            continue
+        for path, chances, found in zip(paths, *(values[mask] for values in part["values"]), strict=True):
+            named = [names[label] for label in found]
+            show(path, list(zip(named, chances.tolist(), strict=True)))
+    if not read:
+        raise UserError(f"none of the {len(images)} files is an image that can be read")
+    if embed:
+        write(embed, read, np.concatenate(features))
+        print(f"{len(read):,} features of {features[0].shape[1]} numbers in {embed}", file=sys.stderr)
+    if len(read) < len(images):
+        sys.exit(3)
+
+
+def kind_of_crop(checkpoint: str, size: int) -> dict:
+    """What a run sees of its test images, at any size; else the centre, as --resize says.
+
+    Raises:
+      UserError: --resize is less than the crop.
+    """
+    from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
+
+    if RESIZE.value and RESIZE.value < size:
+        raise UserError(f"--resize={RESIZE.value} is less than the {size} pixels that the model takes")
+    path, _ = place_of(checkpoint)
+    if (path / MANIFEST).is_file() and not RESIZE.value:
+        data = from_json((path / CONFIG).read_text()).data
+        resize = round(size * data.test_resize / data.image_size)
+        return dict(kind=data.test_crop, resize=resize, mode=data.decode)
+    return dict(kind="short_side", resize=RESIZE.value or round(size * 8 / 7))
+
+
+def likeliest(count: int):
+    """What computes the probabilities and the classes of the so many likeliest, of a model and images."""
+    import jax
+
+    def compute(model, images):
+        return jax.lax.top_k(jax.nn.softmax(model(images)), count)
+
+    return compute
+
+
+def class_names(checkpoint: str, classes: int) -> list[str]:
+    """Of the file given, the run, or Transformers' config.json; else the numbers.
+
+    Raises:
+      UserError: the file has another number of names.
+    """
+    from vit_jax.training.workdir import MANIFEST, place_of
+
+    if CLASSES.value:
+        try:
+            names = Path(CLASSES.value).read_text().splitlines()
+        except OSError as error:
+            raise UserError(f"cannot read --classes={CLASSES.value}: {error.strerror}") from error
+        if len(names) != classes:
+            raise UserError(f"{CLASSES.value} has {len(names):,} names, and the model {classes:,} classes")
+        return names
+    path, _ = place_of(checkpoint)
+    for file, names_in in ((MANIFEST, "class_names"), ("config.json", "id2label")):
+        if (path / file).is_file():
+            found = json.loads((path / file).read_text()).get(names_in)
+            names = [found[key] for key in sorted(found, key=int)] if isinstance(found, dict) else found
+            if names and len(names) <= classes:
+                return [*map(str, names), *map(str, range(len(names), classes))]
+    return [*map(str, range(classes))]
+
+
+def show(path: str, found: list[tuple[str, float]]) -> None:
+    """A line for an image, of classes and probabilities."""
+    if JSON.value:
+        predictions = [{"class": name, "probability": chance} for name, chance in found]
+        line = json.dumps({"path": path, "predictions": predictions})
+    else:
+        line = "  ".join([path, *(f"{name} {chance:.1%}" for name, chance in found)])
+    print(line, flush=True)
+
+
+def write(file: Path, paths: list[str], features: np.ndarray) -> None:
+    """Features with their paths; the file appears when it is whole."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    if file.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        column = pyarrow.FixedSizeListArray.from_arrays(features.ravel(), features.shape[1])
+        pyarrow.parquet.write_table(pyarrow.table({"path": paths, "features": column}), temporary)
+    else:
+        from safetensors.numpy import save_file
+
+        save_file({"features": features}, temporary, metadata={"paths": json.dumps(paths)})
+    temporary.replace(file)
+
+
+if __name__ == "__main__":
+    command.run(main)
