@@ -1,9 +1,9 @@
 """Shows what a ViT sees: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos --out=DIR
 
-Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the last layer),
-the heads' mean attention distance, similarity of the position embeddings, principal components of the patch
-embedding's filters and, as colours, of the last layer's tokens; all as PNG, the numbers as arrays.npz, and
-index.html with all of them. A figure that is not defined for the model is a line that says why.
+Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the last
+layer), the heads' mean attention distance, similarity of the position embeddings, principal components of the
+patch embedding's filters and, as colours, of the last layer's tokens; all as PNG, the numbers as arrays.npz,
+and index.html with all of them. A figure that is not defined for the model is a line that says why.
 """
 
 import html

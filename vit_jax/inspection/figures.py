@@ -77,7 +77,8 @@ def distance_dots(distances: np.ndarray) -> Figure:
     axes = figure.subplots()
     for head, values in enumerate(distances.T):
         axes.plot(np.arange(1, len(values) + 1), values, "o", markersize=4, label=f"head {head + 1}")
-    axes.set(xlabel="layer", ylabel="mean attention distance, pixels", ylim=(0, None))
+    axes.set(xlabel="layer", ylabel="mean attention distance, pixels")
+    axes.set(xlim=(0.5, len(distances) + 0.5), ylim=(0, max(1.1 * float(distances.max()), 1)))
     axes.xaxis.get_major_locator().set_params(integer=True)
     if distances.shape[1] <= 6:
         axes.legend(frameon=False, fontsize="small")
