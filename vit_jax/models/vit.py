@@ -16,6 +16,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models import initial
 from vit_jax.models.attention import attend
+from vit_jax.models.dropout import drop
 from vit_jax.models.layers import REMAT, named, platform, run_layers
 from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
 from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
@@ -542,14 +543,6 @@ class ViT(nnx.Module):
         if self.distillation_head is not None:
             logits = (logits + self.distillation_head(x[:, 1])) / 2
         return logits
-
-
-def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Zeros in place of a share of the values, the others enlarged; `shape` says which fall together."""
-    if rngs is None or (not isinstance(rate, jax.Array) and not rate):
-        return x
-    kept = jax.random.bernoulli(rngs.dropout(), 1 - rate, shape or x.shape)
-    return jnp.where(kept, x / (1 - rate), 0)
 
 
 def _layer_norm(dim, epsilon, dtype, rngs):

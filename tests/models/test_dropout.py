@@ -1,0 +1,56 @@
+"""Dropout's numbers: the rate, their independence, and what they cost."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.models.dropout import draw16, drop
+
+ODD = (64, 197, 96)  # Tokens that four does not divide.
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_share_of_zeros_is_the_rate_and_the_rest_keeps_the_mean(rate):
+    x = np.asarray(drop(jnp.ones(ODD), rate, nnx.Rngs(dropout=0)))
+    four_deviations = 4 * np.sqrt(rate * (1 - rate) / x.size)
+    assert (x == 0).mean() == pytest.approx(rate, abs=four_deviations)
+    np.testing.assert_allclose(x[x != 0], 1 / (1 - rate), rtol=1e-6)
+
+
+def test_numbers_are_uniform():
+    numbers = np.stack(draw16(jax.random.key(0), ODD))
+    assert numbers.shape == (4, 64, 50, 96) and numbers.max() < 2**16
+    for bits in (numbers & 0xFF, numbers >> 8):  # Chi-squared with 255 degrees, four deviations.
+        expected = numbers.size / 256
+        deviation = ((np.bincount(bits.ravel(), minlength=256) - expected) ** 2 / expected).sum()
+        assert abs(deviation - 255) < 4 * np.sqrt(2 * 255)
+
+
+def test_what_one_block_gives_is_independent():
+    quarters = np.stack(draw16(jax.random.key(0), (50, 200, 96))).reshape(4, -1).astype(np.float64)
+    for one, other in itertools.combinations(quarters, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(one.size)
+        assert abs(np.corrcoef(one < 6554, other < 6554)[0, 1]) < 4 / np.sqrt(one.size)
+
+
+def test_no_axis_repeats_its_numbers():
+    numbers = np.stack(draw16(jax.random.key(0), (5, 3, 7, 6)))
+    for axis in range(5):
+        lines = np.moveaxis(numbers, axis, 0)
+        assert len({line.tobytes() for line in lines}) == len(lines)
+
+
+def test_what_falls_together_is_an_axis_of_one():
+    x = np.asarray(drop(jnp.ones((2000, 3, 4)), 0.5, nnx.Rngs(dropout=0), (2000, 1, 1)))
+    assert (x == x[:, :1, :1]).all()
+    assert (x[:, 0, 0] == 0).mean() == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(2000))
+
+
+def test_a_block_serves_four_numbers():
+    jaxpr = jax.make_jaxpr(lambda key: draw16(key, (8, 200, 96)))(jax.random.key(0))
+    (drawn,) = [e for e in jaxpr.eqns if e.primitive.name == "threefry2x32"]
+    assert drawn.outvars[0].aval.size == 8 * 200 * 96 // 4

@@ -1,0 +1,43 @@
+"""Dropout and stochastic depth: zeros in place of a share of the values, by a key and nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.random import threefry2x32_p
+
+
+def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
+    """Zeros in place of a share of the values, the others enlarged; without `rngs` the values themselves.
+
+    Args:
+      rate: the share, from 0 to below 1; what falls is that to the nearest 1 / 65,536.
+      shape: of as many axes as `x`, at least two; the values along an axis of 1 fall together.
+    """
+    if rngs is None or (not isinstance(rate, jax.Array) and not rate):
+        return x
+    shape = shape or x.shape
+    dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
+    kept = jnp.concatenate([numbers >= dropped for numbers in draw16(rngs.dropout(), shape)], axis=-2)
+    # Without the barrier each use of the mask draws anew, which costs more than the layer's products.
+    kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+def draw16(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
+    """Uniform numbers below 2^16, as uint32, the same on any mesh: four arrays, the quarters of `shape`.
+
+    A block of threefry has 64 bits, of which `jax.random.bits` gives 32. This takes four numbers of each, for
+    the quarters (rounded up) of the last axis but one: of the tokens, which no mesh divides.
+    """
+    *outer, rows, last = shape
+    blocks = (*outer, -(-rows // 4), last)
+    strides = [int(np.prod(blocks[axis + 1 :])) for axis in range(1, len(blocks))]
+
+    def index(axis):
+        return jax.lax.broadcasted_iota(jnp.uint32, blocks, axis)
+
+    within = sum(index(axis) * np.uint32(stride) for axis, stride in enumerate(strides, 1))
+    words = (jnp.broadcast_to(word, blocks) for word in jax.random.key_data(key))
+    pair = threefry2x32_p.bind(*words, index(0), within)
+    return [half for word in pair for half in (word & 0xFFFF, word >> 16)]
