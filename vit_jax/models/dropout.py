@@ -16,16 +16,19 @@ def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...
     """
     if rngs is None or (not isinstance(rate, jax.Array) and not rate):
         return x
-    kept = draw16(rngs.dropout(), shape or x.shape) >= jnp.round(rate * 2**16).astype(jnp.uint32)
+    shape = shape or x.shape
+    dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
+    kept = jnp.concatenate([numbers >= dropped for numbers in draw16(rngs.dropout(), shape)], axis=-2)
     # Without the barrier each use of the mask draws anew, which costs more than the layer's products.
-    return jnp.where(jax.lax.optimization_barrier(kept), x / (1 - rate), 0)
+    kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
+    return jnp.where(kept, x / (1 - rate), 0)
 
 
-def draw16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Uniform numbers below 2^16, as uint32, the same on any mesh.
+def draw16(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
+    """Uniform numbers below 2^16, as uint32, the same on any mesh: four arrays, the quarters of `shape`.
 
-    A block of threefry has 64 bits, of which `jax.random.bits` gives 32. This takes four numbers of each,
-    one for every quarter of the last axis but one: of the tokens, which no mesh divides.
+    A block of threefry has 64 bits, of which `jax.random.bits` gives 32. This takes four numbers of each, for
+    the quarters (rounded up) of the last axis but one: of the tokens, which no mesh divides.
     """
     *outer, rows, last = shape
     blocks = (*outer, -(-rows // 4), last)
@@ -37,5 +40,4 @@ def draw16(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     within = sum(index(axis) * np.uint32(stride) for axis, stride in enumerate(strides, 1))
     words = (jnp.broadcast_to(word, blocks) for word in jax.random.key_data(key))
     pair = threefry2x32_p.bind(*words, index(0), within)
-    quarters = [half for word in pair for half in (word & 0xFFFF, word >> 16)]
-    return jnp.concatenate(quarters, axis=-2)[..., :rows, :]
+    return [half for word in pair for half in (word & 0xFFFF, word >> 16)]
