@@ -1,0 +1,112 @@
+"""The page of figures, as a command makes it and as a browser shows it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.system.conftest import ROOT
+from vit_jax.data.sources import digits
+from vit_jax.inspection.attention import attention_distance, of_patches, rollout
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    for index in range(3):
+        Image.fromarray(digits("test")[index].image).resize((48, 48)).save(folder / f"{index}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+def visualize(run, *arguments):
+    command = [sys.executable, "-m", "vit_jax.visualize", *map(str, arguments)]
+    environment = run.environment | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def shown(run, finished, images, tmp_path_factory):
+    """The folder of figures, and what was printed."""
+    out = tmp_path_factory.mktemp("figures") / "out"
+    flags = (f"--checkpoint={finished}", f"--images={images}", f"--out={out}", "--layers", "--heads")
+    result = visualize(run, *flags)
+    assert result.returncode == 0, result.stderr
+    return out, result.stdout
+
+
+def test_every_figure_is_on_the_page(shown):
+    out, printed = shown
+    pictures = sorted(path.name for path in out.glob("*.png"))
+    assert {"rollout.png", "distance.png", "positions.png", "filters.png", "tokens.png"} < {*pictures}
+    assert {"layers_2.png", "heads_2.png"} < {*pictures}
+    assert sorted(re.findall(r'<img src="(.*?)"', (out / "index.html").read_text())) == pictures
+    assert "unreadable image skipped" in printed
+
+
+def test_arrays_are_what_the_model_sees(shown, finished):
+    arrays = np.load(shown[0] / "arrays.npz")
+    model = vit_jax.load_model(finished, say=str)
+    pixels = arrays["images"].astype(np.float32) / 127.5 - 1
+    _, found = jax.device_get(model(pixels, capture=("attention",)))
+    np.testing.assert_allclose(
+        arrays["rollout"], of_patches(model, rollout(found["attention"])[-1]), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(arrays["distance"], attention_distance(model, found["attention"]), rtol=1e-4)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("width", [400, 1200])
+def test_page_shows_its_pictures_without_errors(shown, tmp_path, width):
+    page = tmp_path / "page.html"
+    # The page itself says what a reader would see, as text.
+    text = (shown[0] / "index.html").read_text().replace('src="', f'src="file://{shown[0]}/')
+    probe = """<script>window.onload = () => {
+        const images = [...document.images];
+        const loaded = images.every(i => i.complete && i.naturalWidth > 0);
+        const wide = document.documentElement.scrollWidth > innerWidth;
+        const small = images.some(i => i.getBoundingClientRect().width < 0.6 * Math.min(innerWidth, 400));
+        document.title = `images ${images.length} loaded ${loaded} wide ${wide} small ${small}`;
+    }</script>"""
+    page.write_text(text.replace("</body>", probe + "</body>"))
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
+    process = subprocess.run(
+        [
+            *(
+                CHROMIUM,
+                *flags.split(),
+                "--disable-component-update",
+                "--disable-sync",
+                "--enable-logging=stderr",
+            ),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},900",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            f"file://{page}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"HOME": str(tmp_path)},
+    )
+    count = len(list(shown[0].glob("*.png")))
+    assert f"<title>images {count} loaded true wide false small false</title>" in process.stdout
+    assert "CONSOLE" not in process.stderr
+
+
+def test_folder_with_files_is_left_alone(shown, run, finished, images):
+    out, _ = shown
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    result = visualize(run, f"--checkpoint={finished}", f"--images={images}", f"--out={out}")
+    assert result.returncode == 2 and "holds files; give --overwrite" in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
