@@ -16,7 +16,7 @@ ALLOWED = {
     "recipes": {"config", "data"},
     "interop": {"models"},
     "evaluation": {"models", "data", "parallel", "config"},
-    "training": {"models", "data", "parallel", "config", "interop", "evaluation"},
+    "training": {"models", "data", "parallel", "config", "interop", "evaluation", "inspection"},
     "load": {"interop", "training"},
     "jobs": {"training"},
     "inspection": {"models"},

@@ -78,16 +78,11 @@ def test_page_shows_its_pictures_without_errors(shown, tmp_path, width):
         document.title = `images ${images.length} loaded ${loaded} wide ${wide} small ${small}`;
     }</script>"""
     page.write_text(text.replace("</body>", probe + "</body>"))
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --enable-logging=stderr"
+    offline = ("--disable-background-networking", "--disable-component-update")
     process = subprocess.run(
         [
-            *(
-                CHROMIUM,
-                *flags.split(),
-                "--disable-component-update",
-                "--disable-sync",
-                "--enable-logging=stderr",
-            ),
+            *(CHROMIUM, *flags.split(), *offline),
             f"--user-data-dir={tmp_path / 'profile'}",
             f"--window-size={width},900",
             "--virtual-time-budget=5000",

@@ -31,6 +31,7 @@ from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
 from vit_jax.training.goodput import Ledger, read_rows
+from vit_jax.training.looks import attention_figures
 from vit_jax.training.origin import Origin, find_origin
 from vit_jax.training.profile import Trace
 from vit_jax.training.program import Program, make_program
@@ -205,10 +206,12 @@ def train(
         if figures is None:
             return {}  # Stopped again in the evaluation that a signal had cut off.
         ledger.enter("save")
-        samples = evaluate.samples(program.evaluated(state))
+        params = program.evaluated(state)
+        samples = evaluate.samples(params)
+        looks = attention_figures(program.graphdef, params, mesh, [sample.image for sample in samples])
         if leader:
             table = {f"test {name}": f"{value:,.4g}" for name, value in figures.items()}
-            report = write_report(workdir, table | {"steps": f"{steps:,}"}, samples)
+            report = write_report(workdir, table | {"steps": f"{steps:,}"}, samples, looks)
             checkpoints.wait()
             console.say(f"done after {duration(time.time() - started)} | {in_words(figures)}")
             console.say(ledger.in_words())

@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,8 @@ td:last-child { font-variant-numeric: tabular-nums; text-align: right; padding-r
 .curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
 .curves figure { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: 0; }
 .curves figure { padding: .4rem; }
-.curves svg { width: 100%; height: auto; display: block; }
+.curves svg, .curves img { width: 100%; height: auto; display: block; }
+.curves figcaption { color: #222; font-size: .85rem; }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.2rem, 1fr)); gap: .7rem; }
 .samples figure { margin: 0; font-size: .8rem; line-height: 1.35; overflow-wrap: anywhere; }
 .samples img { width: 100%; border-radius: 4px; display: block; }
@@ -49,8 +50,17 @@ class Sample(NamedTuple):
     probability: float
 
 
-def write_report(workdir: Path, figures: dict[str, str], samples: Sequence[Sample]) -> Path:
-    """Writes `report.html` from the workdir's config.json and metrics.jsonl; returns its path."""
+def write_report(
+    workdir: Path,
+    figures: dict[str, str],
+    samples: Sequence[Sample],
+    looks: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Writes `report.html` from the workdir's config.json and metrics.jsonl; returns its path.
+
+    Args:
+      looks: PNGs of what the model sees, by caption.
+    """
     config = json.loads((workdir / "config.json").read_text())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     model, data = config["model"], config["data"]
@@ -64,6 +74,7 @@ def write_report(workdir: Path, figures: dict[str, str], samples: Sequence[Sampl
     sections = (
         ("Curves", "curves", curves),
         (predictions, "samples", "".join(map(_figure, samples))),
+        ("What it sees", "curves", "".join(_look(*look) for look in (looks or {}).items())),
     )
     body = "\n".join(
         f'<h2>{heading}</h2>\n<div class="{name}">{content}</div>'
@@ -117,6 +128,12 @@ def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) ->
     svg = drawing.getvalue()
     label = html.escape(f"{title} over the steps", quote=True)
     return svg[svg.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def _look(caption: str, png: bytes) -> str:
+    source, caption = base64.b64encode(png).decode(), html.escape(caption, quote=True)
+    image = f'<img alt="{caption}" src="data:image/png;base64,{source}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
 def _right(sample: Sample) -> bool:
