@@ -48,6 +48,14 @@ DATA_SETS = tuple(
 )
 
 
+class TooFewImages(UserError):
+    """A class has fewer training images than shots; `most` are what all classes have."""
+
+    def __init__(self, message: str, most: int):
+        super().__init__(message)
+        self.most = most
+
+
 class Accuracy(NamedTuple):
     """Test accuracy after so many shots, one for each seed."""
 
@@ -75,7 +83,8 @@ class Task:
       say: is told how far the reading of labels is, where it takes long.
 
     Raises:
-      UserError: a class has fewer images than shots; an image has not one label.
+      TooFewImages: a class has fewer images than shots.
+      UserError: an image has not one label.
     """
 
     def __init__(
@@ -276,14 +285,15 @@ def choose(
       labels: `[images]`.
 
     Raises:
-      UserError: a class has fewer images.
+      TooFewImages: a class has fewer.
     """
     counts = np.bincount(labels, minlength=len(class_names))
     least = counts.argmin()
     if counts[least] < shots:
-        raise UserError(
+        raise TooFewImages(
             f"{name}: class {class_names[least]!r} has {counts[least]} training images, fewer than "
-            f"{shots} shots; {counts[least]} are the most that all classes have"
+            f"{shots} shots; {counts[least]} are the most that all classes have",
+            most=int(counts[least]),
         )
     places = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     return {
