@@ -64,9 +64,7 @@ def main(arguments: list[str]) -> None:
         if suite not in (*SUITES, "all"):
             raise UserError(f"unknown suite {suite!r}; {nearest(suite, [*SUITES, 'all'])}")
     for value in VALUES.value:
-        key, known = value.partition("=")[0], dict(leaves(base_config()))
-        if key not in known:
-            raise UserError(f"--value={value}: unknown config key {key!r}; {nearest(key, known)}")
+        set_value(base_config(), value)
     shots, seeds = whole_numbers("shots", SHOTS.value, 1), whole_numbers("seeds", SEEDS.value, 0)
     data_sets = [data_set(text) for text in SETS.value]
     if len({described.name for described in data_sets}) < len(data_sets):
@@ -168,7 +166,8 @@ def few_shot(results: Results, described: DataSet, shots: list[int], seeds: list
             task = Task(described.name, *sources, shots, seeds)
         except TooFewImages as error:
             possible = [count for count in shots if count <= error.most]
-            rows = [Row("fewshot", name(count), note=str(error)) for count in shots if count > error.most]
+            note = f"class {error.class_name!r} has {error.most} training images"
+            rows = [Row("fewshot", name(count), note=note) for count in shots if count > error.most]
             if not possible:
                 return rows
             task = Task(described.name, *sources, possible, seeds)
@@ -317,6 +316,9 @@ def set_value(config, text: str) -> None:
         value = ast.literal_eval(value)
     try:
         config.update_from_flattened_dict({key: value})
+    except KeyError as error:
+        known = dict(leaves(config))
+        raise UserError(f"--value={text}: unknown config key {key!r}; {nearest(key, known)}") from error
     except TypeError as error:
         raise UserError(f"--value={text}: {error}") from error
 

@@ -49,11 +49,14 @@ DATA_SETS = tuple(
 
 
 class TooFewImages(UserError):
-    """A class has fewer training images than shots; `most` are what all classes have."""
+    """A class has fewer training images than shots: `most`, which are there of all classes."""
 
-    def __init__(self, message: str, most: int):
-        super().__init__(message)
-        self.most = most
+    def __init__(self, name: str, class_name: str, most: int, shots: int):
+        self.class_name, self.most = class_name, most
+        super().__init__(
+            f"{name}: class {class_name!r} has {most} training images, fewer than {shots} shots; "
+            f"{most} are the most that all classes have"
+        )
 
 
 class Accuracy(NamedTuple):
@@ -290,11 +293,7 @@ def choose(
     counts = np.bincount(labels, minlength=len(class_names))
     least = counts.argmin()
     if counts[least] < shots:
-        raise TooFewImages(
-            f"{name}: class {class_names[least]!r} has {counts[least]} training images, fewer than "
-            f"{shots} shots; {counts[least]} are the most that all classes have",
-            most=int(counts[least]),
-        )
+        raise TooFewImages(name, class_names[least], int(counts[least]), shots)
     places = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     return {
         seed: np.stack(

@@ -109,7 +109,7 @@ class Results:
                 for name, tasks in vtab_groups(ours).items():
                     rows.append(Row(suite, f"**{name}**", mean(ours, tasks)))
                     for figures in published.values():
-                        figures[f"**{name}**"] = round(mean(figures, tasks), 2)
+                        figures[f"**{name}**"] = round(mean(figures, tasks) + 1e-9, 2)  # Halves go up.
             header = ["", "ours, %", "images", *(f"{column}, paper" for column in published), "note"]
             cells = [
                 [
@@ -142,9 +142,9 @@ def vtab_figures(rows: Rows) -> dict[str, float]:
 
 
 def vtab_groups(there: Collection[str]) -> dict[str, list[str]]:
-    """The tasks that are there of each group and of all; the key says how many lack."""
-    groups = {group: [task.name for task in TASKS.values() if task.group == group] for group in GROUPS}
-    groups["VTAB-19"] = [task.name for task in TASKS.values()]
+    """The tasks that are there, of all and of each group; the key says how many lack."""
+    groups = {"VTAB-19": [task.name for task in TASKS.values()]}
+    groups |= {group: [task.name for task in TASKS.values() if task.group == group] for group in GROUPS}
     found = {}
     for group, tasks in groups.items():
         if names := [name for name in tasks if name in there]:
