@@ -4,7 +4,7 @@ Suites, one or several with commas, or all:
 
   imagenet  top-1 and top-5 on ImageNet's validation images, ReaL's labels (--real), ImageNet-v2, ObjectNet
             (--objectnet): for a model with ImageNet's 1,000 classes
-  vtab      fine-tuning on the 19 tasks of VTAB-1k with configs/finetune.py (--value changes it)
+  vtab      fine-tuning on the 19 tasks of VTAB-1k as configs/finetune.py does (--value changes it)
   fewshot   least squares on the frozen network's features, 1 to 25 images of each class
   probe     k-NN and a linear probe on the same features of all training images
 
@@ -12,16 +12,19 @@ It writes results.json, results.md (with the paper's figures beside ours) and re
 again goes on where it was; a data set that is missing is a row that says how to get it.
 """
 
+import ast
+import contextlib
+import functools
+import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import DataSet, data_set
+from vit_jax.config import DataSet, base_config, check, data_set, leaves
 from vit_jax.errors import UserError, nearest
-from vit_jax.evaluation.results import SUITES, Results, Row, draw, names_of_shots
+from vit_jax.evaluation.results import SUITES, Results, Row, draw, name_of_shots
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
@@ -29,7 +32,9 @@ CHECKPOINT = flags.DEFINE_string(
 SUITE = flags.DEFINE_list("suite", [], f"Of {', '.join(SUITES)}, or all.")
 OUT = flags.DEFINE_string("out", None, "Folder for the results; again to go on.")
 DATA_DIR = flags.DEFINE_string("data_dir", "", "Where TFDS's data sets are, if not in ~/tensorflow_datasets.")
-IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "Pixels, if not the checkpoint's.", lower_bound=1)
+IMAGE_SIZE = flags.DEFINE_integer(
+    "image_size", None, "Pixels, if not the checkpoint's (VTAB's are 384).", lower_bound=1
+)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Images at once, of all devices.", lower_bound=1)
 WORKERS = flags.DEFINE_integer("workers", 0, "Processes that decode images.", lower_bound=0)
 IMAGENET = flags.DEFINE_string("imagenet", "", "A folder of validation images by synset, instead of TFDS's.")
@@ -45,10 +50,9 @@ SETS = flags.DEFINE_multi_string(
 )
 SHOTS = flags.DEFINE_list("shots", ["1", "5", "10", "25"], "Training images of each class.")
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the choice of few-shot images.")
-VALUES = flags.DEFINE_multi_string("value", [], "Of VTAB's runs, such as batch_size=128.")
+VALUES = flags.DEFINE_multi_string("value", [], "Of the config of VTAB's runs, such as batch_size=128.")
 
-ROOT = Path(__file__).parents[1]
-EXPECTED = ROOT / "experiments" / "expected"
+EXPECTED = Path(__file__).parents[1] / "experiments" / "expected"
 
 
 def main(arguments: list[str]) -> None:
@@ -56,23 +60,46 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not CHECKPOINT.value or not OUT.value or not SUITE.value:
         raise UserError("give --checkpoint=WORKDIR, --suite=fewshot and --out=DIR")
-    suites = list(SUITES) if SUITE.value == ["all"] else SUITE.value
-    for suite in suites:
-        if suite not in SUITES:
-            raise UserError(f"unknown suite {suite!r}; {nearest(suite, SUITES)}")
+    for suite in SUITE.value:
+        if suite not in (*SUITES, "all"):
+            raise UserError(f"unknown suite {suite!r}; {nearest(suite, [*SUITES, 'all'])}")
+    for value in VALUES.value:
+        set_value(base_config(), value)
+    shots, seeds = whole_numbers("shots", SHOTS.value, 1), whole_numbers("seeds", SEEDS.value, 0)
+    data_sets = [data_set(text) for text in SETS.value]
+    if len({described.name for described in data_sets}) < len(data_sets):
+        raise UserError(f"--set: names differ, {', '.join(described.name for described in data_sets)} do not")
     command.use_compilation_cache()
 
     from vit_jax.training.workdir import open_any
 
     described = open_any(CHECKPOINT.value, IMAGE_SIZE.value).describe()
     print(described)
-    results = Results(Path(OUT.value), CHECKPOINT.value, described.split(":")[0])
-    for suite in suites:
-        {"imagenet": imagenet, "vtab": vtab, "fewshot": frozen, "probe": frozen}[suite](suite, results)
+    results = Results(Path(OUT.value), CHECKPOINT.value, described.split(": ")[0])
+    run = {
+        "imagenet": lambda: imagenet(results),
+        "vtab": lambda: vtab(results),
+        "fewshot": lambda: frozen(data_sets, lambda one: few_shot(results, one, shots, seeds)),
+        "probe": lambda: frozen(data_sets, lambda one: probe(results, one)),
+    }
+    # What figures depend on, besides the data.
+    settings = {
+        "imagenet": {"test_resize": TEST_RESIZE.value},
+        "vtab": {"value": sorted(VALUES.value)},
+        "fewshot": {"seeds": seeds},
+        "probe": {},
+    }
+    chosen = [suite for suite in SUITES if suite in SUITE.value or "all" in SUITE.value]
+    for suite in chosen:
+        results.begin(suite, {"image_size": IMAGE_SIZE.value} | settings[suite])
+    for suite in chosen:
+        run[suite]()
     text = results.markdown(EXPECTED)
     (results.folder / "results.md").write_text(text)
-    draw(results.folder / "results.png", results.rows, EXPECTED)
-    print(f"\n{text}\n{results.folder / 'results.md'}, results.json, results.png")
+    files = ["results.md", "results.json"]
+    if draw(results.folder / "results.png", results.rows, EXPECTED):
+        files.append("results.png")
+    print(f"\n{text}\n{results.folder}: {', '.join(files)}")
 
 
 def attempt(results: Results, suite: str, names: list[str], figures: Callable[[], list[Row]]) -> None:
@@ -89,47 +116,79 @@ def attempt(results: Results, suite: str, names: list[str], figures: Callable[[]
         print(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}", flush=True)
 
 
-def load(**changes):
-    """The model, on all devices."""
+@functools.cache
+def load():
+    """The model."""
     import vit_jax
 
-    if IMAGE_SIZE.value:
-        changes["image_size"] = IMAGE_SIZE.value
+    changes = {"image_size": IMAGE_SIZE.value} if IMAGE_SIZE.value else {}
     return vit_jax.load_model(CHECKPOINT.value, say=str, **changes)
 
 
-def frozen(suite: str, results: Results) -> None:
-    """Few-shot evaluation, or k-NN and linear probe, on each data set."""
-    from vit_jax.evaluation.features import extractor_of
-    from vit_jax.evaluation.fewshot import DATA_SETS
+@functools.cache
+def mesh():
+    """Of all devices."""
     from vit_jax.parallel.mesh import make_mesh
 
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
-    extractor, params = extractor_of(load(), mesh, batch_size=BATCH_SIZE.value, workers=WORKERS.value)
-    find = few_shot if suite == "fewshot" else probe
-    for described in map(data_set, SETS.value) if SETS.value else DATA_SETS:
-        find(results, in_data_dir(described), extractor, params)
+    return make_mesh(dict(data=None, fsdp=1, tensor=1))
 
 
-def few_shot(results: Results, described: DataSet, extractor, params) -> None:
-    from vit_jax.evaluation.fewshot import Task, open_data_set
+@functools.cache
+def frozen_network():
+    """What makes features of images, and its parameters."""
+    from vit_jax.evaluation.features import extractor_of
 
-    shots, seeds = whole_numbers("shots", SHOTS.value, 1), whole_numbers("seeds", SEEDS.value, 0)
-    names = names_of_shots(described.name, shots)
+    return extractor_of(load(), mesh(), batch_size=BATCH_SIZE.value, workers=WORKERS.value)
+
+
+def frozen(data_sets: list[DataSet], find: Callable[[DataSet], None]) -> None:
+    """On each data set, one of the evaluations of the frozen network."""
+    from vit_jax.evaluation.fewshot import DATA_SETS
+
+    for described in data_sets or DATA_SETS:
+        is_tfds = described.kind == "tfds"
+        find(described._replace(path=in_data_dir(described.path)) if is_tfds else described)
+
+
+def few_shot(results: Results, described: DataSet, shots: list[int], seeds: list[int]) -> None:
+    """Those numbers of shots that are not there yet."""
+    from vit_jax.evaluation.fewshot import Task, TooFewImages, open_data_set
+
+    def name(count: int) -> str:
+        return name_of_shots(described.name, count)
+
+    shots = [count for count in shots if not results.has("fewshot", name(count))]
 
     def figures() -> list[Row]:
-        task = Task(described.name, *open_data_set(described), shots, seeds)
-        found = task.accuracies(extractor, params)
+        sources = open_data_set(described)
+        possible, rows = shots, []
+        try:
+            task = Task(described.name, *sources, shots, seeds)
+        except TooFewImages as error:
+            possible = [count for count in shots if count <= error.most]
+            note = f"class {error.class_name!r} has {error.most} training images"
+            rows = [Row("fewshot", name(count), note=note) for count in shots if count > error.most]
+            if not possible:
+                return rows
+            task = Task(described.name, *sources, possible, seeds)
+        found = task.accuracies(*frozen_network())
         note = f"seeds {', '.join(map(str, seeds))}; penalty {found[0].penalty:g}"
         return [
-            Row("fewshot", name, one.mean, one.deviation, len(task.test), note)
-            for name, one in zip(names, found, strict=True)
-        ]
+            Row(
+                "fewshot",
+                name(one.shots),
+                one.mean,
+                one.deviation if len(seeds) > 1 else None,
+                len(task.test),
+                note,
+            )
+            for one in found
+        ] + rows
 
-    attempt(results, "fewshot", names, figures)
+    attempt(results, "fewshot", [name(count) for count in shots], figures)
 
 
-def probe(results: Results, described: DataSet, extractor, params) -> None:
+def probe(results: Results, described: DataSet) -> None:
     from vit_jax.evaluation.fewshot import open_data_set
     from vit_jax.evaluation.knn import knn_accuracy
     from vit_jax.evaluation.probe import linear_probe
@@ -138,114 +197,143 @@ def probe(results: Results, described: DataSet, extractor, params) -> None:
 
     def figures() -> list[Row]:
         train, test = open_data_set(described)
+        extractor, params = frozen_network()
         features = extractor(params, train), extractor(params, test)
-        near = knn_accuracy(*features, len(train.class_names), extractor.mesh)
-        found = linear_probe(*features, len(train.class_names), extractor.mesh)
+        near = knn_accuracy(*features, len(train.class_names), mesh())
+        found = linear_probe(*features, len(train.class_names), mesh())
         notes = "", f"penalty {found.penalty:g}"
         return [
-            Row("probe", name, accuracy, None, len(test), note)
+            Row("probe", name, accuracy, None, len(features[1].values), note)
             for name, accuracy, note in zip(names, (near, found.accuracy), notes, strict=True)
         ]
 
     attempt(results, "probe", names, figures)
 
 
-def imagenet(suite: str, results: Results) -> None:
+def imagenet(results: Results) -> None:
     """All of ImageNet's test sets."""
     from vit_jax.data.preprocess import TestCrop
-    from vit_jax.data.sources import open_source
+    from vit_jax.data.sources import Source, open_source
     from vit_jax.evaluation import imagenet as sets
-    from vit_jax.evaluation.features import extractor_of, first_five
-    from vit_jax.parallel.mesh import make_mesh
+    from vit_jax.evaluation.features import Features, extractor_of, first_five, transfer_crop
 
-    model = load()
-    sets.check_head(model.num_classes, CHECKPOINT.value)
-    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
-    size = model.image_size[0]
-    whole = (
-        TestCrop(size, "short_side", TEST_RESIZE.value)
-        if TEST_RESIZE.value
-        else TestCrop(size, "square", size)
-    )
-    options = dict(batch_size=BATCH_SIZE.value, workers=WORKERS.value, compute=first_five)
+    def whole(size: int) -> TestCrop:
+        if not TEST_RESIZE.value:
+            return TestCrop(size, "square", size)
+        if TEST_RESIZE.value < size:
+            raise UserError(f"--test_resize={TEST_RESIZE.value} is below the model's {size} pixels")
+        return TestCrop(size, "short_side", TEST_RESIZE.value)
 
-    def rows(name: str, predictions, labels) -> list[Row]:
+    def predict(open_set: Callable[[], Source], crop: Callable[[int], TestCrop] = whole) -> Features:
+        """The five likeliest classes of each image."""
+        model = load()
+        sets.check_head(model.num_classes, CHECKPOINT.value)
+        size = transfer_crop(model.image_size).size  # Of one that takes square images.
+        options = dict(batch_size=BATCH_SIZE.value, workers=WORKERS.value, compute=first_five)
+        source = open_set()
+        extractor, params = extractor_of(model, mesh(), crop=crop(size), **options)
+        return extractor(params, source)
+
+    def rows(names: list[str], predictions, labels) -> list[Row]:
+        """Top-1, and top-5 if there are two names."""
         found = sets.accuracy(predictions, labels)
-        kinds = {name: "top1", f"{name}, top-5": "top5"}
-        return [Row(suite, key, found[kind], None, found["images"]) for key, kind in kinds.items()]
+        return [
+            Row("imagenet", name, found[kind], None, found["images"])
+            for name, kind in zip(names, ("top1", "top5"), strict=False)
+        ]
 
-    def score(name: str, source, crop: TestCrop) -> list[Row]:
-        extractor, params = extractor_of(model, mesh, crop=crop, **options)
-        found = extractor(params, source)
-        return rows(name, found.values, found.labels)
+    def validation(names: list[str], real: list | None) -> list[Row]:
+        kind, path, split = (
+            ("folder", IMAGENET.value, "all")
+            if IMAGENET.value
+            else ("tfds", in_data_dir("imagenet2012"), "validation")
+        )
+        found = predict(lambda: sets.open_imagenet(kind, path, split, real))
+        reals = rows(["ReaL"], found.values, found.labels[:, 1:]) if real else []
+        return rows(names, found.values, found.labels[:, :1]) + reals
 
-    def validation() -> list[Row]:
-        real = sets.read_real(REAL.value) if REAL.value else None
-        kind, path = ("folder", IMAGENET.value) if IMAGENET.value else ("tfds", tfds("imagenet2012"))
-        source = sets.open_imagenet(kind, path, "all" if IMAGENET.value else "validation", real)
-        extractor, params = extractor_of(model, mesh, crop=whole, **options)
-        found = extractor(params, source)
-        own = rows("ImageNet", found.values, found.labels[:, :1])
-        if real is None:
-            return [*own, Row(suite, "ReaL", note=f"give --real=real.json, from {sets.REAL_URL}")]
-        return own + rows("ReaL", found.values, found.labels[:, 1:])[:1]
-
-    def v2() -> list[Row]:
-        source = open_source("tfds", "test", path=tfds(sets.IMAGENET_V2))
+    def v2() -> Source:
+        source = open_source("tfds", "test", path=in_data_dir(sets.IMAGENET_V2))
         sets.check_classes(source.class_names, sets.IMAGENET_V2)
-        return score("ImageNet-v2", source, whole)
+        return source
 
-    def objectnet() -> list[Row]:
+    def objectnet() -> Source:
         if not OBJECTNET.value:
             raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
-        return score("ObjectNet", sets.open_objectnet(OBJECTNET.value), sets.objectnet_crop(size))
+        return sets.open_objectnet(OBJECTNET.value)
 
-    attempt(results, suite, ["ImageNet", "ImageNet, top-5", "ReaL"], validation)
-    attempt(results, suite, ["ImageNet-v2", "ImageNet-v2, top-5"], v2)
-    attempt(results, suite, ["ObjectNet", "ObjectNet, top-5"], objectnet)
+    def other(names: list[str], *set_and_crop) -> None:
+        def figures() -> list[Row]:
+            found = predict(*set_and_crop)
+            return rows(names, found.values, found.labels)
+
+        attempt(results, "imagenet", names, figures)
+
+    def read_real() -> list:
+        if not REAL.value:
+            raise UserError(f"give --real=real.json, from {sets.REAL_URL}")
+        return sets.read_real(REAL.value)
+
+    own = ["ImageNet", "ImageNet, top-5"]
+    try:
+        real = read_real()
+    except UserError as error:
+        attempt(results, "imagenet", own, lambda: validation(own, None))
+        if not results.has("imagenet", "ReaL"):
+            results.put(Row("imagenet", "ReaL", note=str(error)))
+    else:
+        attempt(results, "imagenet", [*own, "ReaL"], lambda: validation(own, real))
+    other(["ImageNet-v2", "ImageNet-v2, top-5"], v2)
+    other(["ObjectNet", "ObjectNet, top-5"], objectnet, sets.objectnet_crop)
 
 
-def vtab(suite: str, results: Results) -> None:
-    """A fine-tuning run on each task."""
-    from vit_jax.data.vtab import TASKS, open_task
-    from vit_jax.jobs import Job, outcome, run_jobs
+def vtab(results: Results) -> None:
+    """A fine-tuning run on each task, in this process: it has the devices."""
+    from vit_jax.data.vtab import TASKS
+    from vit_jax.recipes import finetune
+    from vit_jax.training.loop import train
 
     def figures(key: str, name: str) -> list[Row]:
-        path = f"{key}:{DATA_DIR.value}" if DATA_DIR.value else key
-        open_task(path, "test")  # Before a run starts for it.
-        size = f",size={IMAGE_SIZE.value}" if IMAGE_SIZE.value else ""
-        values = (f"finetune.checkpoint={CHECKPOINT.value}", f"data.path={path}", *VALUES.value)
-        flags_of_run = (
-            f"--config={ROOT / 'configs' / 'finetune.py'}:dataset=vtab/{key}{size}",
-            *(f"--config.{value}" for value in values),
-        )
-        job = Job((results.folder / "vtab" / key).absolute(), flags_of_run)
-        run_jobs([job])
-        found = outcome(job)
-        if found.figures is None:
-            raise UserError(found.failure)
-        return [Row(suite, name, found.figures["accuracy"], None, int(found.figures["images"]))]
+        config = finetune(f"vtab/{key}", size=IMAGE_SIZE.value or 384)
+        config.finetune.checkpoint = CHECKPOINT.value
+        config.data.path = f"{key}:{DATA_DIR.value}" if DATA_DIR.value else key
+        for value in VALUES.value:
+            set_value(config, value)
+        check(config)
+        found = train(config, (results.folder / "vtab" / key).absolute())
+        if not found:  # A signal stopped it, and it was saved.
+            raise SystemExit
+        return [Row("vtab", name, found["accuracy"], None, int(found["images"]))]
 
     for key, task in TASKS.items():
-        attempt(results, suite, [task.name], partial(figures, key, task.name))
+        attempt(results, "vtab", [task.name], functools.partial(figures, key, task.name))
 
 
-def in_data_dir(described: DataSet) -> DataSet:
-    """A data set of TFDS's, in --data_dir."""
-    return described._replace(path=tfds(described.path)) if described.kind == "tfds" else described
+def set_value(config, text: str) -> None:
+    """Sets `batch_size=128` in a config."""
+    key, _, value = text.partition("=")
+    with contextlib.suppress(ValueError, SyntaxError):  # A word, such as float32.
+        value = ast.literal_eval(value)
+    try:
+        config.update_from_flattened_dict({key: value})
+    except KeyError as error:
+        known = dict(leaves(config))
+        raise UserError(f"--value={text}: unknown config key {key!r}; {nearest(key, known)}") from error
+    except TypeError as error:
+        raise UserError(f"--value={text}: {error}") from error
 
 
-def tfds(path: str) -> str:
-    """The name of a TFDS data set, with --data_dir."""
-    is_folder = path.startswith(("/", ".", "~", "gs://"))
-    return f"{path}:{DATA_DIR.value}" if DATA_DIR.value and not is_folder else path
+def in_data_dir(path: str) -> str:
+    """The name of a TFDS data set, with --data_dir unless it says itself where it is."""
+    named_only = re.fullmatch(r"[\w/-]+(:[\d.*]+)?", path) and not path.startswith("/")
+    return f"{path}:{DATA_DIR.value}" if DATA_DIR.value and named_only else path
 
 
-def whole_numbers(flag: str, values: list[str], least: int) -> tuple[int, ...]:
-    """Of a flag."""
-    if not values or not all(value.isdigit() and int(value) >= least for value in values):
+def whole_numbers(flag: str, values: list[str], least: int) -> list[int]:
+    """Of a flag, each once."""
+    if not values or not all(re.fullmatch("[0-9]+", value) and int(value) >= least for value in values):
         raise UserError(f"--{flag}={','.join(values)}: give whole numbers, {least} or above, with commas")
-    return tuple(map(int, values))
+    return list(dict.fromkeys(map(int, values)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The paper's pre-training set-ups by data set (table 3): what all models of a set share."""
+"""The paper's set-ups by data set: pre-training (table 3) and fine-tuning (table 4)."""
 
 from typing import NamedTuple
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.sources import Subset, fingerprint, open_source
+from vit_jax.data.sources import Example, Source, Subset, fingerprint, of_classes, open_source
 from vit_jax.errors import UserError
 
 
@@ -165,6 +165,59 @@ def test_mixture_follows_the_training_classes(folder):
 def test_bad_mixture_is_refused(weights, parts):
     with pytest.raises(UserError, match=r"data\.(weights|parts)"):
         open_source("mixture", "train", parts=parts, weights=weights)
+
+
+def test_some_classes_are_numbered_in_the_order_given(folder):
+    train = open_source("folder", "train", path=str(folder), only=("fox", "ant"))
+    everything = open_source("folder", "train", path=str(folder))
+    assert train.class_names == ("fox", "ant")
+    old = [everything.class_names[everything.labels_of(i)[0]] for i in range(len(everything))]
+    new = [train.class_names[train.labels_of(i)[0]] for i in range(len(train))]
+    assert new == [name for name in old if name != "cat"]
+    assert [train[i].labels for i in range(len(train))] == [train.labels_of(i) for i in range(len(train))]
+    assert {Path(train.describe(i)).relative_to(folder).parts[1] for i in range(len(train))} == {"fox", "ant"}
+    # The test split, of which cat is not, has the same numbers.
+    test = open_source("folder", "test", path=str(folder), class_names=train.class_names, only=("fox", "ant"))
+    assert {("fox", "ant").index(Path(test.describe(i)).relative_to(folder).parts[1]) for i in range(4)} == {
+        1
+    }
+    assert {test.labels_of(i) for i in range(4)} == {(1,)}
+
+
+def test_image_of_several_classes_keeps_the_labels_of_those_chosen():
+    class Several(Source):
+        class_names = ("a", "b", "c")
+        max_labels = 3
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return Example(np.full((1, 1, 3), index, np.uint8), ((0, 1), (1,), (0, 2, 1), ())[index])
+
+    chosen = of_classes(Several(), ("c", "a"))
+    assert [(int(chosen[i].image[0, 0, 0]), chosen[i].labels) for i in range(len(chosen))] == [
+        (0, (1,)),
+        (2, (1, 0)),
+    ]
+
+
+def test_classes_of_digits_may_be_said_as_numbers():
+    assert open_source("digits", "test", only=(5, 6)).class_names == ("5", "6")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("fix", "ant"), r"no class 'fix' \(data.classes\); did you mean 'fox'"),
+        (("ant", "ant"), "names a class twice: ant, ant"),
+        (("owl",), r"no image is of the classes owl \(data.classes\)"),
+    ],
+)
+def test_classes_that_are_not_there_are_one_line(names, message, folder):
+    (folder / "train" / "owl").mkdir()
+    with pytest.raises(UserError, match=message):
+        open_source("folder", "train", path=str(folder), only=names)
 
 
 def test_synthetic_images_are_functions_of_their_index():

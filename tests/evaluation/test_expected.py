@@ -30,6 +30,15 @@ def column(name: str, **wanted: str) -> dict[str, float]:
     return {row: figures[index] for row, figures in table["rows"].items()}
 
 
+def test_objectnet_has_the_figures_of_the_papers_text():
+    table = json.loads((FOLDER / "objectnet.json").read_text())
+    assert table["columns"][0] == {"model": "ViT-H/14", "pretraining": "JFT-300M"}
+    assert {row: figures[0] for row, figures in table["rows"].items()} == {
+        "ObjectNet": 61.7,
+        "ObjectNet, top-5": 82.1,
+    }
+
+
 @pytest.mark.parametrize("model, epochs", [("B/16", 7), ("B/32", 7), ("L/16", 14), ("L/32", 7)])
 def test_scaling_study_has_the_same_figures(model, epochs):
     wanted = dict(model=f"ViT-{model}", pretraining="JFT-300M", epochs=epochs)

@@ -607,8 +607,11 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
     """The images of some classes, which are numbered in the order of `names`.
 
     Raises:
-      UserError: there is no such class, or no image of them.
+      UserError: there is no such class, it is named twice, or there is no image of them.
     """
+    names = tuple(map(str, names))  # A config may say (5, 6) for digits.
+    if len(set(names)) < len(names):
+        raise UserError(f"data.classes names a class twice: {', '.join(names)}")
     for name in names:
         if name not in source.class_names:
             raise UserError(f"there is no class {name!r} (data.classes); {nearest(name, source.class_names)}")
@@ -616,7 +619,7 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
     indices = np.flatnonzero(np.isin(source.label_table(), list(number)).any(axis=1))
     if not len(indices):
         raise UserError(f"no image is of the classes {', '.join(names)} (data.classes)")
-    return Renumbered(Subset(source, indices), tuple(names), number)
+    return Renumbered(Subset(source, indices), names, number)
 
 
 def split_range(split: str, images: int) -> range:

@@ -48,6 +48,17 @@ DATA_SETS = tuple(
 )
 
 
+class TooFewImages(UserError):
+    """A class has fewer training images than shots: `most`, which are there of all classes."""
+
+    def __init__(self, name: str, class_name: str, most: int, shots: int):
+        self.class_name, self.most = class_name, most
+        super().__init__(
+            f"{name}: class {class_name!r} has {most} training images, fewer than {shots} shots; "
+            f"{most} are the most that all classes have"
+        )
+
+
 class Accuracy(NamedTuple):
     """Test accuracy after so many shots, one for each seed."""
 
@@ -75,7 +86,8 @@ class Task:
       say: is told how far the reading of labels is, where it takes long.
 
     Raises:
-      UserError: a class has fewer images than shots; an image has not one label.
+      TooFewImages: a class has fewer images than shots.
+      UserError: an image has not one label.
     """
 
     def __init__(
@@ -276,15 +288,12 @@ def choose(
       labels: `[images]`.
 
     Raises:
-      UserError: a class has fewer images.
+      TooFewImages: a class has fewer.
     """
     counts = np.bincount(labels, minlength=len(class_names))
     least = counts.argmin()
     if counts[least] < shots:
-        raise UserError(
-            f"{name}: class {class_names[least]!r} has {counts[least]} training images, fewer than "
-            f"{shots} shots; {counts[least]} are the most that all classes have"
-        )
+        raise TooFewImages(name, class_names[least], int(counts[least]), shots)
     places = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     return {
         seed: np.stack(

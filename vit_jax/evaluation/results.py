@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ SUITES = {
     "probe": "k-NN and linear probe on all training images",
 }
 # The paper's figures for a suite, of experiments/expected.
-PUBLISHED = {"imagenet": "table2.json", "vtab": "table9.json"}
+PUBLISHED = {"imagenet": ("table2.json", "objectnet.json"), "vtab": ("table9.json",)}
 
 
 class Row(NamedTuple):
@@ -30,6 +30,9 @@ class Row(NamedTuple):
     note: str = ""
 
 
+Rows = Mapping[tuple[str, str], Row]  # By suite and name.
+
+
 class Results:
     """The rows in a folder, of one checkpoint; `put` writes all of them.
 
@@ -39,16 +42,43 @@ class Results:
 
     def __init__(self, folder: Path, checkpoint: str, description: str):
         self.folder, self._file = folder, folder / "results.json"
-        self._about = {"checkpoint": checkpoint, "model": description}
+        self._temporary = self._file.with_suffix(".tmp")
+        self._about = {"checkpoint": checkpoint, "model": description, "settings": {}}
         self.rows: dict[tuple[str, str], Row] = {}
         if self._file.exists():
-            saved = json.loads(self._file.read_text())
-            if saved["checkpoint"] != checkpoint:
-                raise UserError(f"{folder} has results of {saved['checkpoint']}; give another --out")
-            self.rows = {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
-        elif folder.exists() and any(folder.iterdir()):
+            try:
+                saved = json.loads(self._file.read_text())
+                theirs, self._about["settings"] = saved["checkpoint"], saved["settings"]
+                self.rows = {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
+            except (ValueError, LookupError, TypeError) as error:
+                raise UserError(f"{self._file} is not of this command; give another --out") from error
+            if theirs != checkpoint:
+                raise UserError(f"{folder} has results of {theirs}; give another --out")
+        elif folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {self._temporary}):
             raise UserError(f"{folder} holds files but no results; give a new or empty --out")
         folder.mkdir(parents=True, exist_ok=True)
+        self.put()  # From here on the folder is ours, whatever a suite writes into it first.
+
+    def begin(self, suite: str, settings: dict) -> None:
+        """Takes down what a suite's figures depend on.
+
+        Raises:
+          UserError: there are figures that other settings gave.
+        """
+        saved = self._about["settings"].get(suite, settings)
+        if saved != settings and any(
+            row.suite == suite and row.accuracy is not None for row in self.rows.values()
+        ):
+            differing = ", ".join(
+                f"--{key}: {saved.get(key)} -> {settings[key]}"
+                for key in settings
+                if saved.get(key) != settings[key]
+            )
+            raise UserError(
+                f"{self.folder} has results of {suite} with other flags ({differing}); give another --out"
+            )
+        self._about["settings"][suite] = settings
+        self.put()
 
     def has(self, suite: str, *names: str) -> bool:
         """Whether the figures are all there."""
@@ -59,9 +89,8 @@ class Results:
         """Adds rows in the place of older ones."""
         self.rows |= {(row.suite, row.name): row for row in rows}
         text = json.dumps(self._about | {"rows": [row._asdict() for row in self.rows.values()]}, indent=2)
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(text + "\n")
-        temporary.replace(self._file)
+        self._temporary.write_text(text + "\n")
+        self._temporary.replace(self._file)
 
     def markdown(self, expected: Path) -> str:
         """A table for each suite, the paper's figures beside ours.
@@ -69,118 +98,130 @@ class Results:
         Args:
           expected: the folder `experiments/expected`; without it there are none.
         """
-        parts = [f"# {self._about['model']}\n"]
+        parts = [f"# {self._about['model']}"]
         for suite, title in SUITES.items():
             rows = [row for row in self.rows.values() if row.suite == suite]
             if not rows:
                 continue
-            published = read_published(expected / PUBLISHED[suite]) if suite in PUBLISHED else {}
+            published = read_published(expected, suite)
             if suite == "vtab":
-                rows += [Row(suite, f"**{name}**", *mean) for name, mean in vtab_means(self.rows).items()]
-            columns = list(published)
-            parts.append(f"## {title}\n")
-            parts.append("| | ours | images | " + "".join(f"{column} (paper) | " for column in columns))
-            parts.append("|---|---|---|" + "---|" * len(columns))
-            for row in rows:
-                ours = cell(row.accuracy, row.deviation) or row.note
-                key = row.name.strip("*").split(",")[0]
-                cells = [published[column].get(key) for column in columns]
-                theirs = "".join(f"{'' if figure is None else f'{figure:.2f}'} | " for figure in cells)
-                images = "" if row.images is None else f"{row.images:,}"
-                parts.append(f"| {row.name} | {ours} | {images} | {theirs}")
-            parts.append("")
-        return "\n".join(parts)
+                ours = vtab_figures(self.rows)
+                for name, tasks in vtab_groups(ours).items():
+                    rows.append(Row(suite, f"**{name}**", mean(ours, tasks)))
+                    for figures in published.values():
+                        figures[f"**{name}**"] = round(mean(figures, tasks) + 1e-9, 2)  # Halves go up.
+            header = ["", "ours, %", "images", *(f"{column}, paper" for column in published), "note"]
+            cells = [
+                [
+                    row.name,
+                    in_per_cent(row),
+                    "" if row.images is None else f"{row.images:,}",
+                    *(str(figures.get(row.name, "")) for figures in published.values()),
+                    row.note,
+                ]
+                for row in rows
+            ]
+            table = [header, ["---"] * len(header), *cells]
+            lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
+            parts += [f"## {title}", "\n".join(lines)]
+        return "\n\n".join(parts) + "\n"
 
 
-def cell(accuracy: float | None, deviation: float | None = None) -> str:
-    """An accuracy in per cent."""
-    if accuracy is None:
+def in_per_cent(row: Row) -> str:
+    """Accuracy and deviation."""
+    if row.accuracy is None:
         return ""
-    return f"{100 * accuracy:.2f}" + (f" ± {100 * deviation:.2f}" if deviation else "")
+    return f"{100 * row.accuracy:.2f}" + ("" if row.deviation is None else f" ± {100 * row.deviation:.2f}")
 
 
-def vtab_means(rows: Mapping[tuple[str, str], Row]) -> dict[str, tuple[float, None]]:
-    """Mean accuracy (and no deviation) of each group of tasks and of all; the name says what is missing."""
-    means = {}
-    for group in (*GROUPS, "all"):
-        names = [task.name for task in TASKS.values() if group in (task.group, "all")]
-        found = [rows[key].accuracy for name in names if (key := ("vtab", name)) in rows]
-        found = [accuracy for accuracy in found if accuracy is not None]
-        missing = f", {len(found)} of {len(names)} tasks" if len(found) < len(names) else ""
-        if found:
-            means[f"VTAB-19{missing}" if group == "all" else f"{group}{missing}"] = (
-                math.fsum(found) / len(found),
-                None,
-            )
-    return means
-
-
-def read_published(path: Path) -> dict[str, dict[str, float]]:
-    """Per cent by model and row, of the paper's ViTs; with VTAB's means."""
-    if not path.is_file():
-        return {}
-    table = json.loads(path.read_text())
-    columns = {
-        f"{column['model']}, {column['pretraining']}": {
-            name: figures[index] for name, figures in table["rows"].items() if figures[index] is not None
-        }
-        for index, column in enumerate(table["columns"])
-        if column["model"].startswith("ViT")
+def vtab_figures(rows: Rows) -> dict[str, float]:
+    """Accuracies by task, of those that are there."""
+    return {
+        row.name: row.accuracy for row in rows.values() if row.suite == "vtab" and row.accuracy is not None
     }
-    if path.name == PUBLISHED["vtab"]:
-        for figures in columns.values():
-            rows = {("vtab", name): Row("vtab", name, value / 100) for name, value in figures.items()}
-            figures |= {name: 100 * mean for name, (mean, _) in vtab_means(rows).items()}
+
+
+def vtab_groups(there: Collection[str]) -> dict[str, list[str]]:
+    """The tasks that are there, of all and of each group; the key says how many lack."""
+    groups = {"VTAB-19": [task.name for task in TASKS.values()]}
+    groups |= {group: [task.name for task in TASKS.values() if task.group == group] for group in GROUPS}
+    found = {}
+    for group, tasks in groups.items():
+        if names := [name for name in tasks if name in there]:
+            lack = f", {len(names)} of {len(tasks)} tasks" if len(names) < len(tasks) else ""
+            found[group + lack] = names
+    return found
+
+
+def mean(figures: Mapping[str, float], names: Collection[str]) -> float:
+    """Of some of the figures."""
+    return math.fsum(figures[name] for name in names) / len(names)
+
+
+def read_published(expected: Path, suite: str) -> dict[str, dict[str, float]]:
+    """Per cent by model and row, of the paper's ViTs."""
+    columns = {}
+    for file in PUBLISHED.get(suite, ()):
+        if not (expected / file).is_file():
+            continue
+        table = json.loads((expected / file).read_text())
+        for index, column in enumerate(table["columns"]):
+            if column["model"].startswith("ViT"):
+                figures = columns.setdefault(f"{column['model']}, {column['pretraining']}", {})
+                figures |= {name: row[index] for name, row in table["rows"].items() if row[index] is not None}
     return columns
 
 
-def draw(path: Path, rows: Mapping[tuple[str, str], Row], expected: Path) -> None:
-    """VTAB by groups as in the paper's figure 2, and few-shot accuracy over shots, as far as known."""
+def draw(path: Path, rows: Rows, expected: Path) -> bool:
+    """VTAB by groups as in the paper's figure 2, and few-shot accuracy over shots; whether there are any."""
     from matplotlib.figure import Figure
 
-    vtab = {name: 100 * mean for name, (mean, _) in vtab_means(rows).items()}
-    few = {}
+    vtab, few = vtab_figures(rows), {}
     for row in rows.values():
         if row.suite == "fewshot" and row.accuracy is not None:
             name, shots = row.name.rsplit(", ", 1)
-            few.setdefault(name, []).append(
-                (int(shots.split()[0]), 100 * row.accuracy, 100 * (row.deviation or 0))
-            )
-    panels = [panel for panel, there in (("vtab", vtab), ("few", few)) if there]
+            point = int(shots.split()[0]), 100 * row.accuracy, 100 * (row.deviation or 0)
+            few.setdefault(name, []).append(point)
+    panels = [draw_groups] * bool(vtab) + [draw_shots] * bool(few)
     if not panels:
-        return
-    figure = Figure(figsize=(6 * len(panels), 3.8), layout="constrained")
+        return False
+    figure = Figure(figsize=(6.4 * len(panels), 4), layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        if panel == "vtab":
-            draw_groups(axes, {"ours": vtab} | read_published(expected / PUBLISHED["vtab"]))
+        if panel is draw_groups:
+            ours = {name: 100 * accuracy for name, accuracy in vtab.items()}
+            draw_groups(axes, {"ours": ours} | read_published(expected, "vtab"))
         else:
-            for name, points in sorted(few.items()):
-                shots, accuracies, deviations = zip(*sorted(points), strict=True)
-                axes.errorbar(shots, accuracies, deviations, fmt="o-", capsize=3, label=name)
-            axes.set(xscale="log", xlabel="training images of each class", ylabel="accuracy, %")
-            axes.set_xticks(shots, [str(count) for count in shots])
-            axes.minorticks_off()
-            axes.legend(frameon=False)
+            draw_shots(axes, few)
     figure.savefig(path, dpi=150)
+    return True
 
 
 def draw_groups(axes, figures: Mapping[str, Mapping[str, float]]) -> None:
-    """Bars of each group, side by side for each model."""
-    groups = ["VTAB-19", *GROUPS]
-
-    def of_group(values: Mapping[str, float], group: str) -> float:
-        return next((value for name, value in values.items() if name.split(",")[0] == group), math.nan)
-
-    width = 0.8 / len(figures)
+    """Bars of each group, side by side for each model: means over the tasks that we have."""
+    groups = vtab_groups(figures["ours"])
+    width = 0.84 / len(figures)
     for place, (model, values) in enumerate(figures.items()):
-        heights = [of_group(values, group) for group in groups]
         lefts = [x + place * width for x in range(len(groups))]
-        axes.bar(lefts, heights, width, label=model, align="edge")
-    axes.set_xticks([x + 0.4 for x in range(len(groups))], groups)
+        bars = axes.bar(
+            lefts, [mean(values, tasks) for tasks in groups.values()], width, label=model, align="edge"
+        )
+        axes.bar_label(bars, fmt="%.1f", fontsize=6)
+    axes.set_xticks([x + 0.42 for x in range(len(groups))], [name.replace(", ", "\n") for name in groups])
     axes.set(ylabel="top-1, %", ylim=(0, 100))
+    axes.legend(frameon=False, fontsize="small", ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+
+
+def draw_shots(axes, few: Mapping[str, list[tuple[int, float, float]]]) -> None:
+    """Accuracy and its deviation over shots, a line for each data set."""
+    for name, points in sorted(few.items()):
+        axes.errorbar(*zip(*sorted(points), strict=True), fmt="o-", capsize=3, label=name)
+    ticks = sorted({shots for points in few.values() for shots, _, _ in points})
+    axes.set(xscale="log", xlabel="training images of each class", ylabel="accuracy, %")
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize="small")
 
 
-def names_of_shots(name: str, shots: Sequence[int]) -> list[str]:
-    """Of the rows of a data set in the suite `fewshot`."""
-    return [f"{name}, {count} shot{'s' if count > 1 else ''}" for count in shots]
+def name_of_shots(name: str, shots: int) -> str:
+    """Of the row of a data set in the suite `fewshot`."""
+    return f"{name}, {shots} shot{'s' if shots > 1 else ''}"

@@ -1,0 +1,154 @@
+"""The tables of an evaluation: the paper's figures beside ours, and what is kept in their folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vit_jax.data.vtab import TASKS
+from vit_jax.errors import UserError
+from vit_jax.evaluation.results import Results, Row, draw
+
+EXPECTED = Path(__file__).parents[2] / "experiments" / "expected"
+NAMES = [task.name for task in TASKS.values()]
+H14 = 3  # The first of the paper's columns.
+
+
+@pytest.fixture
+def results(tmp_path) -> Results:
+    return Results(tmp_path / "out", "checkpoint", "ViT-L/16 of a run (here)")
+
+
+def table(results: Results, expected: Path = EXPECTED) -> dict[str, list[str]]:
+    """The cells of each line of a Markdown of one table, by the first; all lines have as many."""
+    lines = [line for line in results.markdown(expected).splitlines() if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split(" | ")] for line in lines
+    ]
+    assert {len(row) for row in rows} == {len(rows[0])}
+    return {row[0]: row for row in rows}
+
+
+def test_vtab_has_the_papers_means_of_groups_and_of_all(results):
+    results.put(*(Row("vtab", name, 0.5, None, 30) for name in NAMES))
+    found = table(results)
+    assert found[""][1:3] + found[""][H14:] == [
+        "ours, %",
+        "images",
+        "ViT-H/14, JFT-300M, paper",
+        "ViT-L/16, JFT-300M, paper",
+        "ViT-L/16, ImageNet-21k, paper",
+        "note",
+    ]
+    assert found["Sun397"] == ["Sun397", "50.00", "30", "65.0", "63.5", "61.0", ""]
+    assert found["**natural**"][1:6] == ["50.00", "", "86.69", "85.56", "83.27"]
+    assert found["**specialized**"][H14:6] == ["87.0", "86.73", "84.65"]
+    assert found["**structured**"][H14:6] == ["65.03", "62.96", "57.5"]
+    assert found["**VTAB-19**"][1:6] == ["50.00", "", "77.63", "76.29", "72.71"]
+
+
+def test_vtab_of_some_tasks_is_compared_with_the_same_tasks(results):
+    results.put(Row("vtab", "DTD", 0.5), Row("vtab", "Pets", 0.7), Row("vtab", "SVHN", note="get it"))
+    found = table(results)
+    assert found["**natural, 2 of 7 tasks**"][1:4] == ["60.00", "", f"{(75.2 + 97.2) / 2:.1f}"]
+    assert found["**VTAB-19, 2 of 19 tasks**"][1] == "60.00"
+    assert not any("structured" in name for name in found)
+    assert found["SVHN"][1:4] + found["SVHN"][6:] == ["", "", "88.9", "get it"]
+
+
+def test_imagenets_rows_have_their_own_figures_of_the_paper(results):
+    names = ["ImageNet", "ImageNet, top-5", "ReaL", "ImageNet-v2", "ObjectNet", "ObjectNet, top-5"]
+    results.put(*(Row("imagenet", name, 0.8765, None, 50_000) for name in names))
+    found = table(results)
+    assert found["ImageNet"] == ["ImageNet", "87.65", "50,000", "88.55", "87.76", "85.3", ""]
+    assert found["ReaL"][H14:6] == ["90.72", "90.54", "88.62"]
+    assert found["ObjectNet"][H14:6] == ["61.7", "", ""]
+    assert found["ObjectNet, top-5"][H14:6] == ["82.1", "", ""]
+    assert found["ImageNet, top-5"][H14:] == found["ImageNet-v2"][H14:] == ["", "", "", ""]
+
+
+def test_deviation_of_zero_is_shown_and_none_is_not(results):
+    results.put(Row("fewshot", "a, 1 shot", 0.25, 0.0), Row("fewshot", "a, 5 shots", 0.5, None))
+    found = table(results)
+    assert (found["a, 1 shot"][1], found["a, 5 shots"][1]) == ("25.00 ± 0.00", "50.00")
+
+
+def test_bar_in_a_note_does_not_end_its_cell(results):
+    results.put(Row("probe", "a, 20-NN", note="a|b"))
+    assert table(results)["a, 20-NN"][-1] == "a\\|b"
+
+
+def test_without_the_papers_figures_there_are_ours(results, tmp_path):
+    results.put(Row("vtab", "DTD", 0.5))
+    assert table(results, tmp_path)[""] == ["", "ours, %", "images", "note"]
+    assert draw(tmp_path / "vtab.png", results.rows, tmp_path)
+
+
+def test_picture_is_drawn_where_there_is_something_to_draw(results, tmp_path):
+    path = tmp_path / "results.png"
+    results.put(Row("probe", "a, 20-NN", 0.5), Row("vtab", "DTD", note="get it"))
+    assert not draw(path, results.rows, EXPECTED) and not path.exists()
+    results.put(Row("fewshot", "a, b, 5 shots", 0.5, 0.1), Row("fewshot", "c, 1 shot", 0.2))
+    assert draw(path, results.rows, EXPECTED) and path.stat().st_size > 5000
+
+
+def again(results: Results, checkpoint: str = "checkpoint") -> Results:
+    return Results(results.folder, checkpoint, "ViT-L/16")
+
+
+def test_rows_are_there_again_and_a_missing_one_is_not_a_figure(results):
+    results.put(Row("vtab", "DTD", 0.5, None, 30), Row("vtab", "Pets", note="get it"))
+    later = again(results)
+    assert later.rows == results.rows
+    assert later.has("vtab", "DTD") and not later.has("vtab", "DTD", "Pets") and not later.has("vtab", "SVHN")
+
+
+def test_folder_is_taken_before_a_suite_writes_into_it(results):
+    (results.folder / "vtab").mkdir()
+    again(results)
+
+
+def test_start_that_was_killed_in_its_first_writing_is_no_obstacle(tmp_path):
+    (tmp_path / "results.tmp").write_text("{")
+    assert not Results(tmp_path, "checkpoint", "ViT").rows
+
+
+def test_other_checkpoint_is_refused(results):
+    with pytest.raises(UserError, match="has results of checkpoint; give another --out"):
+        again(results, "other")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"best_rate": 0.1}', '{"checkpoint": "checkpoint", "rows": 1}'])
+def test_results_of_something_else_are_refused(text, tmp_path):
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(UserError, match="results.json is not of this command"):
+        Results(tmp_path, "checkpoint", "ViT")
+
+
+def test_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    for path in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(UserError, match="holds files but no results; give a new or empty --out"):
+            Results(path, "checkpoint", "ViT")
+
+
+def test_figures_of_other_settings_are_refused(results):
+    results.begin("fewshot", {"image_size": None, "seeds": [0, 1]})
+    results.begin("fewshot", {"image_size": None, "seeds": [0]})  # No figures yet.
+    results.put(Row("fewshot", "a, 1 shot", 0.5))
+    later = again(results)
+    later.begin("fewshot", {"image_size": None, "seeds": [0]})
+    later.begin("probe", {"image_size": 32})
+    with pytest.raises(
+        UserError, match=r"fewshot with other flags \(--seeds: \[0\] -> \[1\]\); give another"
+    ):
+        later.begin("fewshot", {"image_size": None, "seeds": [1]})
+
+
+def test_file_says_all_of_a_row(results):
+    results.put(Row("vtab", "DTD", 0.5, None, 30))
+    saved = json.loads((results.folder / "results.json").read_text())
+    assert (saved["checkpoint"], saved["model"]) == ("checkpoint", "ViT-L/16 of a run (here)")
+    assert saved["rows"] == [
+        {"suite": "vtab", "name": "DTD", "accuracy": 0.5, "deviation": None, "images": 30, "note": ""}
+    ]

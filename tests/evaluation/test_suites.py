@@ -1,0 +1,138 @@
+"""The suite `imagenet` on a model of 1,000 classes, and flags that are refused; see tests/system too."""
+
+import json
+
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from PIL import Image
+
+from tests.data.prepared import png, prepare
+from tests.evaluation.test_imagenet import SYNSETS, write_map
+from tests.interop.helpers import logits_of, random_model, write
+from vit_jax import evaluate
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.errors import UserError
+from vit_jax.evaluation.imagenet import IMAGENET_V2
+
+TINY = dict(image_size=16, patch_size=4, dim=16, depth=1, hidden=32, heads=2)
+SIZES = {"val": 12, "v2": 4, "objectnet": 114}
+
+
+def pixels(kind: str, number: int) -> np.ndarray:
+    rng = np.random.default_rng((SIZES[kind], number))
+    return rng.integers(256, size=(20 + number % 3, 24, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Runs it in this process; returns the rows of results.json by name."""
+    monkeypatch.setattr(evaluate.command, "use_compilation_cache", lambda: None)
+
+    def run(*arguments: str) -> dict[str, dict]:
+        for cached in (evaluate.load, evaluate.mesh, evaluate.frozen_network):
+            cached.cache_clear()
+        with flagsaver.flagsaver():
+            evaluate.main(flags.FLAGS(["evaluate", f"--out={tmp_path / 'out'}", *arguments])[1:])
+        rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+        return {row["name"]: row for row in rows}
+
+    return run
+
+
+def score(logits: np.ndarray, right: list[tuple[int, ...]]) -> tuple[float, float, int]:
+    """Top-1 and top-5 by counting, and how many images have a right class."""
+    ranked = np.argsort(-logits, axis=1).tolist()
+    pairs = [(row, set(classes)) for row, classes in zip(ranked, right, strict=True) if classes]
+    top1, top5 = (np.mean([bool(classes & set(row[:k])) for row, classes in pairs]) for k in (1, 5))
+    return top1, top5, len(pairs)
+
+
+def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command, tmp_path):
+    model = random_model("ViT-B/16", **TINY)
+    checkpoint = write(model, tmp_path / "tiny.npz", "google", "ViT-B/16", **TINY)
+    images, v2, inside = ([pixels(kind, n) for n in range(size)] for kind, size in SIZES.items())
+    squeezed, central = TestCrop(16, "square", 16), TestCrop(16, "short_side", 17)
+    seen = [squeezed(image) for image in images + v2] + [central(image) for image in inside]
+    logits = logits_of(model, np.stack(seen).astype(np.float32) / 127.5 - 1)
+    val_logits, v2_logits, inside_logits, _ = np.split(logits, np.cumsum([12, 4, 113]))
+    ranked = np.argsort(-logits, axis=1)
+
+    # Classes that are the likeliest, among the first five, or not.
+    own = [int(ranked[i, (0, 3, 500)[i % 3]]) for i in range(12)]
+    real = [[[], [own[i]], [own[i], int(ranked[i, 0])]][i % 3] for i in range(12)]
+    for synset in SYNSETS:
+        (tmp_path / "val" / synset).mkdir(parents=True)
+    for i, (image, label) in enumerate(zip(images, own, strict=True)):
+        path = tmp_path / "val" / SYNSETS[label] / f"ILSVRC2012_val_{4 * i + 1:08}.JPEG"
+        Image.fromarray(image).save(path, "PNG")
+    entries = [[] for _ in range(50_000)]
+    for i, classes in enumerate(real):
+        entries[4 * i] = classes
+    (tmp_path / "real.json").write_text(json.dumps(entries))
+
+    v2_labels = [int(ranked[12 + i, (0, 2, 9, 0)[i]]) for i in range(4)]
+
+    def example(number: int) -> dict:
+        return dict(image=png(v2[number]), label=v2_labels[number])
+
+    prepare(IMAGENET_V2, tmp_path / "tfds", {"test": 4}, example)
+
+    right = write_map(tmp_path)
+    for n, image in enumerate(inside):
+        path = tmp_path / "images" / f"folder_{n}" / "0.png"
+        path.parent.mkdir(parents=True)
+        Image.fromarray(np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=255)).save(path)
+
+    common = (f"--checkpoint={checkpoint}", "--suite=imagenet", "--batch_size=16")
+    arguments = (*common, f"--imagenet={tmp_path / 'val'}", f"--data_dir={tmp_path / 'tfds'}")
+    rows = command(*arguments, f"--objectnet={tmp_path}")
+    assert rows["ReaL"]["accuracy"] is None and "give --real=real.json, from https" in rows["ReaL"]["note"]
+
+    def check(name: str, top1: float, top5: float, images: int) -> None:
+        assert (rows[name]["accuracy"], rows[name]["images"]) == (pytest.approx(top1), images)
+        if f"{name}, top-5" in rows:
+            assert rows[f"{name}, top-5"]["accuracy"] == pytest.approx(top5)
+
+    check("ImageNet", *score(val_logits, [(label,) for label in own]))
+    assert 0 < rows["ImageNet"]["accuracy"] < rows["ImageNet, top-5"]["accuracy"] < 1
+    check("ImageNet-v2", *score(v2_logits, [(label,) for label in v2_labels]))
+    check("ObjectNet", *score(inside_logits, [right[f"folder_{n}"] for n in range(113)]))
+
+    # With ReaL's file, only what lacked is found; the others are not even looked for.
+    again = command(*common, f"--imagenet={tmp_path / 'val'}", f"--real={tmp_path / 'real.json'}")
+    assert {name for name in rows if rows[name] != again[name]} == {"ReaL"}
+    rows = again
+    check("ReaL", *score(val_logits, real))
+    assert rows["ReaL"]["images"] == 8
+    assert command(*common) == rows
+    with pytest.raises(UserError, match="--test_resize: None -> 20.*another --out"):
+        command(*common, "--test_resize=20")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite=vtap"], "unknown suite 'vtap'; did you mean 'vtab'"),
+        (["--suite=every"], "there are: all, fewshot, imagenet, probe, vtab"),
+        (
+            ["--suite=fewshot", "--set=tfds:dtd", "--set=folder:/a/dtd"],
+            "--set: names differ, dtd, dtd do not",
+        ),
+        (["--suite=fewshot", "--shots=1,0"], "--shots=1,0: give whole numbers, 1 or above"),
+        (["--suite=fewshot", "--seeds=a"], "--seeds=a: give whole numbers, 0 or above"),
+        (
+            ["--suite=vtab", "--value=batchsize=1"],
+            "unknown config key 'batchsize'; did you mean 'batch_size'",
+        ),
+        (["--suite=vtab", "--value=steps=few"], "--value=steps=few: .*int"),
+        (["--suite=fewshot", "--checkpoint=nowhere"], "there is no nowhere"),
+        (["--suite=fewshot", "more"], "unexpected argument 'more'"),
+        ([], "give --checkpoint=WORKDIR, --suite=fewshot and --out=DIR"),
+    ],
+)
+def test_flag_that_cannot_be_meant_is_one_line_before_anything_is_done(arguments, message, command, tmp_path):
+    with pytest.raises(UserError, match=message):
+        command("--checkpoint=checkpoint", *arguments)
+    assert not (tmp_path / "out").exists()
