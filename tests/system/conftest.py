@@ -120,3 +120,32 @@ def finished(run, tmp_path_factory) -> Path:
     result = run(*SMALL, f"--workdir={workdir}")
     assert result.returncode == 0, result.stderr
     return workdir
+
+
+# Not an ImportError, which a library that can do without it would catch.
+TENSORFLOW = """
+import pathlib, traceback
+pathlib.Path({path!r}).write_text("".join(traceback.format_stack()))
+raise RuntimeError("TensorFlow was imported")
+"""
+
+
+class NoTensorFlow(NamedTuple):
+    """A `tensorflow` that cannot be imported, and who tried to."""
+
+    python_path: str
+    imported: Path
+
+    def check(self) -> None:
+        """Nobody did."""
+        assert not self.imported.exists(), self.imported.read_text()
+
+
+@pytest.fixture(scope="session")
+def no_tensorflow(tmp_path_factory) -> NoTensorFlow:
+    """For the environment of a process that must do without TensorFlow."""
+    folder = tmp_path_factory.mktemp("fake")
+    (folder / "tensorflow").mkdir()
+    imported = folder / "imported"
+    (folder / "tensorflow" / "__init__.py").write_text(TENSORFLOW.format(path=str(imported)))
+    return NoTensorFlow(os.pathsep.join([str(folder), str(ROOT)]), imported)

@@ -32,10 +32,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def predict(run, finished):
+def predict(run, finished, no_tensorflow):
     def predict(*arguments, **options):
         command = [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={finished}", *map(str, arguments)]
-        environment = run.environment | {"PYTHONPATH": str(ROOT)}
+        environment = run.environment | {"PYTHONPATH": no_tensorflow.python_path}
         return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=200, **options)
 
     return predict
@@ -69,6 +69,11 @@ def test_what_is_no_image_is_named_and_changes_the_exit_code(lines, folder):
     _, process = lines
     assert process.returncode == 3
     assert f"unreadable image skipped (1): {folder / 'broken.jpg'}" in process.stderr.decode()
+
+
+def test_predicting_imports_no_tensorflow(lines, no_tensorflow):
+    assert lines[0]
+    no_tensorflow.check()
 
 
 def test_features_are_written_with_their_paths(predict, folder, finished, tmp_path):

@@ -28,18 +28,18 @@ def images(tmp_path_factory):
     return folder
 
 
-def visualize(run, *arguments):
+def visualize(run, no_tensorflow, *arguments):
     command = [sys.executable, "-m", "vit_jax.visualize", *map(str, arguments)]
-    environment = run.environment | {"PYTHONPATH": str(ROOT)}
+    environment = run.environment | {"PYTHONPATH": no_tensorflow.python_path}
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture(scope="module")
-def shown(run, finished, images, tmp_path_factory):
+def shown(run, no_tensorflow, finished, images, tmp_path_factory):
     """The folder of figures, and what was printed."""
     out = tmp_path_factory.mktemp("figures") / "out"
     flags = (f"--checkpoint={finished}", f"--images={images}", f"--out={out}", "--layers", "--heads")
-    result = visualize(run, *flags)
+    result = visualize(run, no_tensorflow, *flags)
     assert result.returncode == 0, result.stderr
     return out, result.stdout
 
@@ -99,9 +99,14 @@ def test_page_shows_its_pictures_without_errors(shown, tmp_path, width):
     assert "CONSOLE" not in process.stderr
 
 
-def test_folder_with_files_is_left_alone(shown, run, finished, images):
+def test_drawing_imports_no_tensorflow(shown, no_tensorflow):
+    assert shown[1]
+    no_tensorflow.check()
+
+
+def test_folder_with_files_is_left_alone(shown, run, no_tensorflow, finished, images):
     out, _ = shown
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    result = visualize(run, f"--checkpoint={finished}", f"--images={images}", f"--out={out}")
+    result = visualize(run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={out}")
     assert result.returncode == 2 and "holds files; give --overwrite" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
