@@ -22,7 +22,7 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import DataSet, base_config, check, data_set, leaves
+from vit_jax.config import OPERATIONAL, DataSet, base_config, check, data_set, leaves
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.results import SUITES, Results, Row, draw, name_of_shots
 
@@ -68,7 +68,8 @@ def main(arguments: list[str]) -> None:
     shots, seeds = whole_numbers("shots", SHOTS.value, 1), whole_numbers("seeds", SEEDS.value, 0)
     data_sets = [data_set(text) for text in SETS.value]
     if len({described.name for described in data_sets}) < len(data_sets):
-        raise UserError(f"--set: names differ, {', '.join(described.name for described in data_sets)} do not")
+        names = ", ".join(described.name for described in data_sets)
+        raise UserError(f"--set: rows are by the sets' names, which must differ: {names}")
     command.use_compilation_cache()
 
     from vit_jax.training.workdir import open_any
@@ -83,9 +84,10 @@ def main(arguments: list[str]) -> None:
         "probe": lambda: frozen(data_sets, lambda one: probe(results, one)),
     }
     # What figures depend on, besides the data.
+    values = sorted(value for value in VALUES.value if value.partition("=")[0] not in OPERATIONAL)
     settings = {
         "imagenet": {"test_resize": TEST_RESIZE.value},
-        "vtab": {"value": sorted(VALUES.value)},
+        "vtab": {"value": values},
         "fewshot": {"seeds": seeds},
         "probe": {},
     }

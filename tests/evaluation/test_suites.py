@@ -118,7 +118,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
         (["--suite=every"], "there are: all, fewshot, imagenet, probe, vtab"),
         (
             ["--suite=fewshot", "--set=tfds:dtd", "--set=folder:/a/dtd"],
-            "--set: names differ, dtd, dtd do not",
+            "names, which must differ: dtd, dtd",
         ),
         (["--suite=fewshot", "--shots=1,0"], "--shots=1,0: give whole numbers, 1 or above"),
         (["--suite=fewshot", "--seeds=a"], "--seeds=a: give whole numbers, 0 or above"),
