@@ -43,6 +43,8 @@ setup(
         ],
         # Whose checkpoints are read and written; the tests that compare with them are skipped without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
+        # For export to ONNX.
+        "onnx": ["jax2onnx>=0.17,<0.18", "onnxruntime>=1.31,<2"],
         # For prepare --beam.
         "beam": ["apache-beam>=2.71,<3"],
         # Folders of images on gs:// and s3://, through fsspec.

@@ -228,9 +228,10 @@ class ResNet(nnx.Module):
         x = self.root(images)
         if self.preactivation:
             x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # With zeros, as BiT's code does.
-            x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding="VALID")
+            x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="VALID")
         else:
-            x = nnx.max_pool(nnx.relu(self.root_norm(x)), (3, 3), strides=(2, 2), padding="SAME")
+            x = nnx.relu(self.root_norm(x))
+            x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")
         units = [unit for stage in self.stages.values() for unit in stage.values()]
 
         def call(unit, x, _):

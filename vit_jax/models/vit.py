@@ -190,7 +190,7 @@ class EncoderBlock(nnx.Module):
         def finish(branch, scale):
             branch = branch if scale is None else branch * scale[...].astype(branch.dtype)
             branch = drop(branch, self.dropout, rngs)
-            return drop(branch, skipped, rngs, (len(x),) + (1,) * (x.ndim - 1))
+            return drop(branch, skipped, rngs, (x.shape[0],) + (1,) * (x.ndim - 1))
 
         branch = self.attention(self.norm1(x), read=read, **positions)
         x = (x if read is None else x[..., :read, :]) + finish(branch, self.scale1)
@@ -207,7 +207,7 @@ class AxialBlock(nnx.Module):
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None) -> jax.Array:
         """`[batch, rows * columns, dim]` to the same shape."""
-        grid = x.reshape(len(x), *self.grid, x.shape[-1])
+        grid = x.reshape(x.shape[0], *self.grid, x.shape[-1])
         grid = self.row(grid, rngs, stochastic_depth).swapaxes(1, 2)
         return self.column(grid, rngs, stochastic_depth).swapaxes(1, 2).reshape(x.shape)
 
@@ -234,7 +234,7 @@ class AttentionPooling(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, tokens, dim]` to `[batch, dim]`."""
-        query = jnp.broadcast_to(self.query(self.probe[...]), (len(x), 1, *self.query.out_features))
+        query = jnp.broadcast_to(self.query(self.probe[...]), (x.shape[0], 1, *self.query.out_features))
         key, value = jnp.moveaxis(self.key_value(x), -3, 0)
         x = self.out(jax.nn.dot_product_attention(query, key, value))
         return (x + self.mlp(self.norm(x)))[:, 0]
@@ -492,10 +492,10 @@ class ViT(nnx.Module):
         """Images to tokens with their positions, `[batch, tokens, dim]`."""
         features = images if self.resnet is None else self.resnet(images)
         x = self.patch_embedding(features)
-        x = x.reshape(len(x), -1, self.dim)
+        x = x.reshape(x.shape[0], -1, self.dim)
 
         def repeated(token):
-            return jnp.broadcast_to(token[...].astype(x.dtype), (len(x), *token.shape[1:]))
+            return jnp.broadcast_to(token[...].astype(x.dtype), (x.shape[0], *token.shape[1:]))
 
         special = [repeated(self.cls)] if self.pooling == "cls" else []
         if self.distillation != "none":

@@ -1,0 +1,117 @@
+"""A model as one file for who serves it: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx
+
+CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`, any number
+at once, float32 in [-1, 1] or with --uint8 as they are, and gives logits `[batch, classes]`, float32. What was
+written is run at two batch sizes and compared with the model.
+
+    program = jax.export.deserialize(open("model.stablehlo", "rb").read())
+    logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
+
+    session = onnxruntime.InferenceSession("model.onnx")
+    (logits,) = session.run(None, {"images": images})
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from vit_jax import command
+from vit_jax.errors import UserError
+
+UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
+IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "Pixels, if not the checkpoint's.", lower_bound=1)
+NUM_CLASSES = flags.DEFINE_integer("num_classes", None, "0: without the head, for features.", lower_bound=0)
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+BATCHES = (1, 3)  # That are compared.
+TOLERANCE = 1e-5
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 2:
+        raise UserError("usage: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx")
+    source, file = arguments[0], Path(arguments[1])
+    writers = {".stablehlo": write_stablehlo, ".onnx": write_onnx}
+    if file.suffix not in writers:
+        raise UserError(f"{file}: the name ends in .stablehlo or .onnx, which says the format")
+    if file.exists():
+        raise UserError(f"{file} exists; give another name")
+
+    import vit_jax
+
+    values = {"image_size": IMAGE_SIZE.value, "num_classes": NUM_CLASSES.value}
+    model = vit_jax.load_model(source, **{key: value for key, value in values.items() if value is not None})
+    images = (*model.image_size, model.channels)
+    dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        run = writers[file.suffix](model, temporary, images, dtype)
+        worst = max(difference(model, run, images, dtype, batch) for batch in BATCHES)
+        if not worst <= TOLERANCE:
+            raise UserError(
+                f"the logits of the program differ from the model by {worst:.1e}; nothing is written"
+            )
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    shape = "x".join(map(str, images))
+    print(
+        f"{file}: {file.stat().st_size / 1e6:,.1f} MB, images [batch, {shape}] {dtype} to logits; differs "
+        f"from the model by {worst:.1e} at batches of {' and '.join(map(str, BATCHES))}"
+    )
+
+
+def function_of(model) -> Callable:
+    """The model as a function of images alone."""
+    from flax import nnx
+
+    from vit_jax.models.layers import normalize
+
+    graphdef, params = nnx.split(model)
+    return lambda images: nnx.merge(graphdef, params)(normalize(images))
+
+
+def any_batch(images: tuple[int, ...], dtype: np.dtype):
+    """The shape of any number of images."""
+    import jax
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    return jax.ShapeDtypeStruct((batch, *images), dtype)
+
+
+def write_stablehlo(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
+    """By jax.export; returns what runs the file."""
+    import jax
+
+    exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(any_batch(images, dtype))
+    file.write_bytes(exported.serialize())
+    return jax.export.deserialize(bytearray(file.read_bytes())).call
+
+
+def write_onnx(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
+    """By jax2onnx; returns what runs the file."""
+    try:
+        import onnx
+        import onnxruntime
+        from jax2onnx import to_onnx
+    except ImportError as error:
+        raise UserError(f'{error.name} is not installed; pip install -e ".[onnx]" brings it') from error
+    names = dict(model_name=type(model).__name__, input_names=["images"], output_names=["logits"])
+    onnx.save(to_onnx(function_of(model), [any_batch(images, dtype)], **names), file)
+    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda batch: session.run(None, {"images": batch})[0]
+
+
+def difference(model, run: Callable, images: tuple[int, ...], dtype: np.dtype, batch: int) -> float:
+    """The largest between the logits of the model and of the program, over random images."""
+    rng = np.random.default_rng(batch)
+    shape = (batch, *images)
+    drawn = rng.integers(256, size=shape, dtype=np.uint8) if dtype == np.uint8 else rng.uniform(-1, 1, shape)
+    drawn = drawn.astype(dtype)
+    return float(np.abs(np.asarray(run(drawn)) - np.asarray(function_of(model)(drawn))).max())
+
+
+if __name__ == "__main__":
+    command.run(main)
