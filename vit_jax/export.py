@@ -1,8 +1,8 @@
 """A model as one file for who serves it: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx
 
 CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`, any number
-at once, float32 in [-1, 1] or with --uint8 as they are, and gives logits `[batch, classes]`, float32. What was
-written is run at two batch sizes and compared with the model.
+at once, float32 in [-1, 1] or with --uint8 as they are, and gives logits `[batch, classes]`, float32. What
+was written is run at two batch sizes and compared with the model.
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
