@@ -47,6 +47,8 @@ setup(
         "onnx": ["jax2onnx>=0.17,<0.18", "onnxruntime>=1.31,<2"],
         # For prepare --beam.
         "beam": ["apache-beam>=2.71,<3"],
+        # Photographs for experiments/elpv.py; their licence is CC BY-NC-SA 4.0: not for commercial use.
+        "examples": ["elpv-dataset>=1.0.0.post1,<2"],
         # Folders of images on gs:// and s3://, through fsspec.
         "cloud": ["gcsfs", "s3fs"],
         # The TPU compiler, for plan on a machine without TPU.

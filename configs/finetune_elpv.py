@@ -1,0 +1,43 @@
+"""Defects in photographs of solar cells: elpv-dataset of PyPI, as `experiments/elpv.py` lays it out.
+
+    pip install -e ".[examples]"
+    python experiments/elpv.py --out=DIR
+
+lays out the photographs, trains this with three seeds and reports it. It is a small ViT from random
+parameters. `configs/finetune_elpv.py:checkpoint=ViT-B_16.npz,size=224` fine-tunes any checkpoint that
+`load_model` takes instead, as the paper does (SGD, batch 512, 500 steps; configs/finetune.py).
+
+The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
+"""
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import base_config, choose, named_values
+from vit_jax.recipes import finetune
+
+
+def get_config(argument=None):
+    values, argument = named_values(argument, checkpoint="", size="96")
+    size = int(values["size"])
+    if values["checkpoint"]:
+        config = finetune("folder", size=size)
+        config.finetune.checkpoint = values["checkpoint"]
+    else:
+        config = from_scratch(size)
+    config.data.path = "images"
+    return choose(config, argument)
+
+
+def from_scratch(size: int) -> ConfigDict:
+    config = base_config()
+    config.model.name = "ViT-Ti/16"
+    config.model.update(dict(dim=96, depth=3, hidden=192, heads=3))
+    config.batch_size = 64
+    config.epochs = 20.0
+    config.data.source = "folder"
+    config.data.image_size, config.data.test_resize = size, size
+    config.data.crop_area, config.data.crop_aspect = (0.6, 1.0), (0.8, 1.25)  # A defect may be at the rim.
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 50
+    config.evaluate_every = config.checkpoint.every = 200
+    return config

@@ -1,0 +1,237 @@
+"""Defective solar cells, from photographs: python experiments/elpv.py --out=DIR
+
+Lays out the 2,624 photographs of elpv-dataset (pip install -e ".[examples]") as
+DIR/images/{train,test}/{defective,functional}, trains configs/finetune_elpv.py on them once for each seed,
+and reports accuracy and confusion matrices on the test images, beside two baselines: logistic regression on
+the pixels, and the likelier class for all. Writes results.md, results.json and results.png into DIR. The
+same command again goes on where it was stopped.
+
+A cell counts as defective from a labelled probability of 0.5. A quarter of the cells of each type (mono,
+poly) and each probability are for testing, chosen by a fixed seed.
+
+The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import vit_jax
+from vit_jax import command
+from vit_jax.config import from_json
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import extractor_of
+from vit_jax.jobs import Job, outcome, run_jobs
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.evaluator import test_crop
+from vit_jax.training.workdir import CONFIG
+
+RECIPE = Path(__file__).parents[1] / "configs" / "finetune_elpv.py"
+CLASSES = ("defective", "functional")  # As the folders of the images are numbered.
+PIXELS = 32  # Width of the images that logistic regression sees.
+
+
+class Cell(NamedTuple):
+    """A photograph and what the data set says of it."""
+
+    file: Path
+    probability: float  # That the cell is defective: 0, 1/3, 2/3 or 1.
+    kind: str  # mono or poly.
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for all of it; finished runs are kept"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--size", type=int, default=96, help="pixels that the model sees")
+    parser.add_argument("--checkpoint", help="what load_model takes, to be fine-tuned")
+    given = parser.parse_args()
+    command.use_compilation_cache()
+    try:
+        report(given.out.absolute(), given.seeds, given.size, given.checkpoint)
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
+
+
+def report(out: Path, seeds: Sequence[int], size: int, checkpoint: str | None) -> None:
+    """All of it, as far as it is not there yet.
+
+    Raises:
+      UserError: the package is not installed; a run failed.
+    """
+    images = out / "images"
+    if not images.exists():
+        lay_out(read_cells(), images)
+    values = f"size={size},checkpoint={checkpoint}" if checkpoint else f"size={size}"
+    flags = (f"--config={RECIPE}:{values}", f"--config.data.path={images}")
+    jobs = [Job(out / f"seed{seed}", (*flags, f"--config.seed={seed}")) for seed in seeds]
+    run_jobs(jobs)
+
+    matrices = {}
+    for job in jobs:
+        if outcome(job).figures is None:
+            raise UserError(f"{job.workdir}: {outcome(job).failure}")
+        predicted, truth = predictions(job.workdir, images)
+        matrices[f"ViT, {job.name}"] = confusion(truth, predicted)
+    predicted, truth = logistic_regression(images)
+    matrices["logistic regression"] = confusion(truth, predicted)
+    matrices["the likelier class"] = confusion(truth, np.full_like(truth, np.bincount(truth).argmax()))
+    write(out, matrices)
+
+
+def read_cells() -> list[Cell]:
+    """The data set's, in its own order.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    found = importlib.util.find_spec("elpv_dataset")
+    if found is None:
+        raise UserError('elpv-dataset is not installed: pip install -e ".[examples]"')
+    folder = Path(found.submodule_search_locations[0]) / "data"
+    rows = [line.split() for line in (folder / "labels.csv").read_text().splitlines() if line.strip()]
+    return [Cell(folder / file, float(probability), kind) for file, probability, kind in rows]
+
+
+def lay_out(cells: Sequence[Cell], images: Path) -> None:
+    """Links to the photographs as `images/{train,test}/<class>/<file>`; all of them or none."""
+    held_out = test_cells(cells)
+    part = images.with_name(f"{images.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for index, cell in enumerate(cells):
+        name = "defective" if cell.probability >= 0.5 else "functional"
+        link = part / ("test" if index in held_out else "train") / name / cell.file.name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(cell.file, link)
+    part.rename(images)
+
+
+def test_cells(cells: Sequence[Cell]) -> set[int]:
+    """A quarter of the cells of each kind and probability, by a fixed seed; their places."""
+    groups = {}
+    for index, cell in enumerate(cells):
+        groups.setdefault((cell.kind, cell.probability), []).append(index)
+    random = np.random.default_rng(0)
+    return {
+        int(index)
+        for _, members in sorted(groups.items())
+        for index in random.permutation(members)[: round(len(members) / 4)]
+    }
+
+
+def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The likeliest class of each test image by a run's model, and the right one."""
+    config = from_json((workdir / CONFIG).read_text())
+    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    model = vit_jax.load_model(workdir, say=str)
+    options = dict(batch_size=config.batch_size, compute=likeliest)
+    extractor, params = extractor_of(model, mesh, test_crop(config), **options)
+    found = extractor(params, open_source("folder", "test", path=str(images)))
+    return found.values, found.labels[:, 0]
+
+
+def likeliest(model: nnx.Module, images: jax.Array) -> jax.Array:
+    """int32 `[batch]`."""
+    return jnp.argmax(model(images), axis=-1)
+
+
+def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What scikit-learn's predicts from 32x32 grey pixels, and the right classes; cross-validated penalty."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    arrays, crop = {}, TestCrop(PIXELS, "square", PIXELS)
+    for split in ("train", "test"):
+        examples = list(open_source("folder", split, path=str(images)))
+        pixels = np.stack([crop(example.image)[..., 0].ravel() for example in examples])
+        arrays[split] = pixels, np.array([example.labels[0] for example in examples])
+    regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    penalties = {"logisticregression__C": np.logspace(-5, -1, 5)}
+    model = GridSearchCV(regression, penalties, cv=5).fit(*arrays["train"])
+    return model.predict(arrays["test"][0]), arrays["test"][1]
+
+
+def confusion(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Counts `[right class, predicted class]`."""
+    matrix = np.zeros((len(CLASSES), len(CLASSES)), int)
+    np.add.at(matrix, (truth, predicted), 1)
+    return matrix
+
+
+def accuracy(matrix: np.ndarray) -> float:
+    return float(matrix.trace() / matrix.sum())
+
+
+def table(matrices: Mapping[str, np.ndarray]) -> str:
+    """Accuracy and confusion matrix of each, and the mean of the ViT's seeds."""
+    lines = [
+        "| | accuracy, % | defective: found | missed | functional: right | called defective |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, matrix in matrices.items():
+        (found, missed), (wrong, right) = matrix
+        lines.append(f"| {name} | {100 * accuracy(matrix):.2f} | {found} | {missed} | {right} | {wrong} |")
+    ours = [matrix for name, matrix in matrices.items() if name.startswith("ViT")]
+    if len(ours) > 1:
+        accuracies = [100 * accuracy(matrix) for matrix in ours]
+        spread = f"{statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f}"
+        (found, missed), (wrong, right) = np.mean(ours, axis=0)
+        counts = f"{found:.1f} | {missed:.1f} | {right:.1f} | {wrong:.1f}"
+        lines.insert(2 + len(ours), f"| **ViT, mean of {len(ours)}** | **{spread}** | {counts} |")
+    return "\n".join(lines)
+
+
+def write(out: Path, matrices: Mapping[str, np.ndarray]) -> None:
+    """The table, printed and as results.md, results.json and results.png."""
+    text = table(matrices)
+    (out / "results.md").write_text(text + "\n")
+    figures = {
+        name: {"accuracy": accuracy(matrix), "confusion": matrix.tolist()}
+        for name, matrix in matrices.items()
+    }
+    (out / "results.json").write_text(json.dumps({"classes": CLASSES, "results": figures}, indent=2) + "\n")
+    draw(out / "results.png", matrices)
+    print(f"\n{text}\n\n{out / 'results.md'}, results.json, results.png")
+
+
+def draw(path: Path, matrices: Mapping[str, np.ndarray]) -> None:
+    """The confusion matrices of the ViT, its seeds added up, and of logistic regression."""
+    from matplotlib.figure import Figure
+
+    ours = [matrix for name, matrix in matrices.items() if name.startswith("ViT")]
+    panels = {
+        f"ViT, {len(ours)} seed{'s' if len(ours) > 1 else ''}": sum(ours),
+        "logistic regression": matrices["logistic regression"],
+    }
+    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    for axes, (name, matrix) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        shares = matrix / matrix.sum(axis=1, keepdims=True)
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for (row, column), share in np.ndenumerate(shares):
+            words = f"{share:.1%}\n{matrix[row, column]:,}"
+            axes.text(column, row, words, ha="center", va="center", color="white" if share > 0.5 else "black")
+        axes.set(title=f"{name}: {accuracy(matrix):.1%}", xlabel="predicted", ylabel="labelled")
+        axes.set_xticks(range(len(CLASSES)), CLASSES)
+        axes.set_yticks(range(len(CLASSES)), CLASSES, rotation=90, va="center")
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
