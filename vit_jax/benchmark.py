@@ -9,6 +9,7 @@ fewshot: seconds of few-shot's least squares for 1,000 classes and 1,024 feature
 memory: memory of the input pipeline over 100,000 batches, drawn to input_memory.png.
 inference: images/s of --models over --image_sizes by the clock, beside others (--against=onnxruntime,timm),
   the largest batch that fits (--largest), and a plot of them (--out=FILE.png).
+predict: images/s of --models over 2,000 JPEGs in a folder, beside the plain model.
 train: training steps of --models by the clock, beside others' code (--against) from checkouts in the
   folder --checkouts.
 tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU, beside
@@ -57,6 +58,7 @@ BENCHMARKS = (
     "fewshot",
     "memory",
     "inference",
+    "predict",
     "train",
     "tpu",
 )
@@ -93,6 +95,8 @@ def main(arguments: list[str]) -> None:
         benchmark.measure(
             models=MODELS.value, images=IMAGES.value, against=AGAINST.value, **own[arguments[0]]
         )
+    elif arguments[0] == "predict":
+        benchmark.measure(MODELS.value, IMAGES.value if flags.FLAGS["images"].present else None)
     else:
         benchmark.measure()
 

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
 
     import vit_jax
-    from vit_jax.evaluation.features import extractor_of, representation, transfer_crop
+    from vit_jax.evaluation.features import extractor_of, likeliest, representation, transfer_crop
     from vit_jax.parallel.mesh import make_mesh
 
     changes = {"image_size": IMAGE_SIZE.value} if IMAGE_SIZE.value else {}
@@ -108,16 +108,6 @@ def kind_of_crop(checkpoint: str, size: int) -> dict:
         resize = round(size * data.test_resize / data.image_size)
         return dict(kind=data.test_crop, resize=resize, mode=data.decode)
     return dict(kind="short_side", resize=RESIZE.value or round(size * 8 / 7))
-
-
-def likeliest(count: int):
-    """What computes the probabilities and the classes of the so many likeliest, of a model and images."""
-    import jax
-
-    def compute(model, images):
-        return jax.lax.top_k(jax.nn.softmax(model(images)), count)
-
-    return compute
 
 
 def class_names(checkpoint: str, classes: int) -> list[str]:

@@ -68,8 +68,8 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
         print(quality(files))
 
 
-def make_photographs(folder: Path) -> None:
-    """Writes `IMAGES` JPEGs of 500x375 pixels, give or take a quarter, cut from photographs."""
+def make_photographs(folder: Path, images: int = IMAGES) -> None:
+    """Writes JPEGs of 500x375 pixels, give or take a quarter, cut from photographs."""
     try:
         import skimage
     except ImportError as error:
@@ -77,7 +77,7 @@ def make_photographs(folder: Path) -> None:
     at = Path(skimage.__file__).parent / "data"
     photographs = [Image.open(at / name).convert("RGB") for name in PHOTOGRAPHS]
     rng = np.random.default_rng(0)
-    for i in range(IMAGES):
+    for i in range(images):
         photograph = photographs[i % len(photographs)]
         width, height = (round(side * rng.uniform(0.75, 1.25)) for side in (500, 375))
         scale = rng.uniform(0.7, 1) * min(photograph.width / width, photograph.height / height)

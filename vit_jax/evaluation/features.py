@@ -113,6 +113,15 @@ def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
     return jax.lax.top_k(model(images), 5)[1]
 
 
+def likeliest(count: int) -> Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]:
+    """What computes probabilities and classes of the so many likeliest classes, `[batch, count]` each."""
+
+    def compute(model, images):
+        return jax.lax.top_k(jax.nn.softmax(model(images)), count)
+
+    return compute
+
+
 def make_features(
     graphdef: nnx.GraphDef,
     mesh: Mesh,

@@ -1,0 +1,58 @@
+"""Prediction over a folder of JPEGs, beside the same model on images that are there already."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.benchmarks.input import make_photographs
+from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.evaluation.features import extractor_of, likeliest, transfer_crop
+from vit_jax.models import create_model
+from vit_jax.models.layers import normalize
+from vit_jax.parallel.host import keep_freed_memory
+from vit_jax.parallel.mesh import make_mesh
+
+FILES, BATCH, TURNS = 2000, 32, 4
+
+
+def measure(models: list[str], images: int) -> None:
+    """Prints images/s of the plain model and of prediction from files, taking turns.
+
+    Args:
+      images: at once; None: 32.
+    """
+    keep_freed_memory()
+    batch = images or BATCH
+    print("| model | plain model, images/s | from files, images/s | ratio |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        make_photographs(Path(folder), FILES)
+        files = find_images([folder])
+        for name in models:
+            model = create_model(name, num_classes=1000, image_size=224)
+            compute, crop = likeliest(5), transfer_crop(224)
+            mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+            extractor, params = extractor_of(model, mesh, crop, compute=compute, batch_size=batch, threads=2)
+            graphdef, plain_params = nnx.split(model)
+            plain = jax.jit(lambda p, x, g=graphdef, c=compute: c(nnx.merge(g, p), normalize(x)))
+            pixels = np.random.default_rng(0).integers(256, size=(batch, 224, 224, 3), dtype=np.uint8)
+            jax.block_until_ready(plain(plain_params, pixels))
+            list(extractor.stream(params, ImageFiles(files[:batch])))  # Compiles.
+            seconds = {"plain": 0.0, "files": 0.0}
+            for turn in range(TURNS):
+                part = files[turn * FILES // TURNS : (turn + 1) * FILES // TURNS]
+                started = time.perf_counter()
+                for _ in range(0, len(part), batch):
+                    jax.block_until_ready(plain(plain_params, pixels))
+                between = time.perf_counter()
+                for _ in extractor.stream(params, ImageFiles(part)):
+                    pass
+                seconds["plain"] += between - started
+                seconds["files"] += time.perf_counter() - between
+            # Both compute whole batches, of which the last of a turn is not full.
+            rate = {way: FILES / spent for way, spent in seconds.items()}
+            ratio = rate["files"] / rate["plain"]
+            print(f"| {name} | {rate['plain']:,.1f} | {rate['files']:,.1f} | {ratio:.3f} |", flush=True)
