@@ -98,7 +98,7 @@ def test_inference_is_a_row_for_each_image_size_and_a_plot(tmp_path, capsys):
     out = tmp_path / "figures" / "inference.png"
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[32, 64], turns=1, seconds=0)
     inference.measure(**values, against=[], out=str(out))
-    table = rows(capsys)
+    table = rows(capsys.readouterr().out)
     assert all(float(table[f"ViT-mu/16 {size}"][2].replace(",", "")) > 0 for size in (32, 64))
     assert out.read_bytes().startswith(b"\x89PNG")
 
@@ -107,7 +107,7 @@ def test_the_largest_batch_is_the_last_that_fits_by_the_compilers_word(capsys):
     limit = memory_of(inference.compile_ours("ViT-mu/16", 3, 64, "float32"))
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[64], turns=1, seconds=0)
     inference.measure(**values, against=[], largest=True, memory_gib=limit / GIB)
-    assert rows(capsys)["ViT-mu/16 64"] == ["3"]  # The second table's row.
+    assert rows(capsys.readouterr().out)["ViT-mu/16 64"] == ["3"]  # The second table's row.
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 64, 1000])
@@ -125,7 +125,7 @@ def test_inference_without_onnxruntime_is_a_row_that_says_how_to_get_it(monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[32], turns=1, seconds=0)
     inference.measure(**values, against=["onnxruntime", "timm"])
-    table = rows(capsys)
+    table = rows(capsys.readouterr().out)
     assert "pip install onnxruntime onnxscript timm torch" in table["onnxruntime: skipped"][0]
     assert "pip install timm torch" in table["timm: skipped"][0]
 
@@ -136,7 +136,7 @@ def test_onnxruntime_runs_timms_model_beside_ours(capsys):
         pytest.importorskip(name)
     values = dict(models=["ViT-Ti/16"], images=2, image_sizes=[32], turns=1, seconds=0)
     inference.measure(**values, against=["onnxruntime", "timm"])
-    others = [name for name in rows(capsys) if name.endswith("vit_tiny_patch16_224")]
+    others = [name for name in rows(capsys.readouterr().out) if name.endswith("vit_tiny_patch16_224")]
     assert [name.split()[0] for name in others] == ["onnxruntime", "timm"]
 
 
