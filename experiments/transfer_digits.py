@@ -33,7 +33,7 @@ from vit_jax.training.workdir import CONFIG, model_arguments
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SHOTS = (1, 5, 10, 25)
-PENALTIES = tuple(4.0**power for power in range(-3, 6))  # The paper's 1,024 is for far more features than 64.
+PENALTIES = tuple(4.0**power for power in range(-3, 6))  # The usual 1,024 is for more features than 64.
 # Parameters at the start, and what the tables call them.
 STARTS = {"pre-trained": "from 0-4", "random": "from random parameters"}
 OLD, NEW = ("0", "1", "2", "3", "4"), ("5", "6", "7", "8", "9")
