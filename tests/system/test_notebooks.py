@@ -1,14 +1,14 @@
 """Every notebook, from its first cell to its last, in a process of its own."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.system.conftest import ROOT
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # What the last cells must have come to.
 PROMISES = {
@@ -23,15 +23,23 @@ def code(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_from_start_to_end(notebook, tmp_path):
+def quick_first(path: Path):
+    """The shortest each time, all with the slow tests."""
+    return pytest.param(path, id=path.stem, marks=[] if path.stem == "pretrain" else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("notebook", map(quick_first, NOTEBOOKS))
+def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join([*code(notebook), PROMISES[notebook.stem]]))
-    places = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    places = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "MPLBACKEND": "agg"}
+    # What one notebook compiles the next one finds.
+    places |= {"JAX_COMPILATION_CACHE_DIR": run.environment["XDG_CACHE_HOME"]}
+    places |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     process = subprocess.run(
         [sys.executable, script],
         cwd=tmp_path,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"} | places,
+        env=run.environment | places,
         capture_output=True,
         text=True,
         timeout=300,
