@@ -28,7 +28,7 @@ def quick_first(path: Path):
     return pytest.param(path, id=path.stem, marks=[] if path.stem == "pretrain" else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("notebook", map(quick_first, NOTEBOOKS))
+@pytest.mark.parametrize("notebook", [quick_first(path) for path in NOTEBOOKS])
 def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join([*code(notebook), PROMISES[notebook.stem]]))
