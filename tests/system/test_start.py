@@ -1,13 +1,10 @@
 """What a start waits for, and what it does not."""
 
-import io
 import os
 import subprocess
 import sys
 
-import tensorflow_datasets as tfds
-from PIL import Image
-
+from tests.data.prepared import prepare
 from tests.system.conftest import SMALL
 
 CREATE = """
@@ -37,30 +34,22 @@ def test_a_model_is_made_with_few_small_compilations_and_without_what_trains_it(
     assert not others & set(imported.split())
 
 
-class Shades(tfds.core.GeneratorBasedBuilder):
-    """Images of one colour each."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self):
-        features = dict(
-            image=tfds.features.Image(shape=(None, None, 3)), label=tfds.features.ClassLabel(num_classes=2)
-        )
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-    def _split_generators(self, _):
-        return dict(train=self._generate_examples(64), test=self._generate_examples(8))
-
-    def _generate_examples(self, count):
-        for i in range(count):
-            file = io.BytesIO()
-            Image.new("RGB", (9, 8), (i,) * 3).save(file, "JPEG")
-            yield i, dict(image=io.BytesIO(file.getvalue()), label=i % 2)
+def test_a_run_starts_without_what_only_its_end_needs():
+    code = (
+        "import sys, vit_jax.training.loop; print('matplotlib' in sys.modules, 'scipy.linalg' in sys.modules)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.stdout.split() == ["False", "False"], process.stderr
 
 
 def test_training_from_array_record_and_tfds_imports_no_tensorflow(run, tmp_path, no_tensorflow):
-    Shades(data_dir=tmp_path / "data", file_format="array_record").download_and_prepare()
-    folder = tmp_path / "data" / "shades" / "1.0.0"
+    prepare("cifar10", tmp_path / "data", {"train": 64, "test": 8})
+    (folder,) = (tmp_path / "data" / "cifar10").iterdir()
     parts = f"tfds:{folder}", f"array_record:{folder}/*-train.array_record*"
     result = run(
         *SMALL,
@@ -68,7 +57,7 @@ def test_training_from_array_record_and_tfds_imports_no_tensorflow(run, tmp_path
         "--config.steps=8",
         "--config.data.source=mixture",
         f"--config.data.parts={parts}",
-        "--config.data.num_classes=2",
+        "--config.data.num_classes=10",
         "--config.data.workers=1",
         PYTHONPATH=no_tensorflow.python_path,
     )

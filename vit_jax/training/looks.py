@@ -8,9 +8,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from vit_jax.inspection import figures
-from vit_jax.inspection.attention import attention_distance, of_patches, rollout
-from vit_jax.models import ViT
+from vit_jax.errors import UserError
+from vit_jax.inspection.attention import attention_distance, check_attends, of_patches, rollout
 from vit_jax.models.layers import normalize, placing
 from vit_jax.parallel.mesh import replicated
 
@@ -26,8 +25,12 @@ def attention_figures(
     Empty for a model without full attention, or with so much of it that one image's would take a GiB. All
     processes of a run call this.
     """
+    from vit_jax.inspection import figures  # Matplotlib, for which no run should wait at its start.
+
     model = nnx.merge(graphdef, params)
-    if not isinstance(model, ViT) or model.attention != "full":
+    try:
+        check_attends(model)
+    except UserError:
         return {}
     images = images[: min(MOST_IMAGES, MOST_BYTES // (4 * model.depth * model.heads * model.tokens**2))]
     if not len(images):
