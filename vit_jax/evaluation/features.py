@@ -16,7 +16,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 from vit_jax.models.layers import normalize, placing
-from vit_jax.parallel.mesh import local_rows, replicated, split_batch, to_devices, whole_batch
+from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
 from vit_jax.parallel.rules import parameter_shardings, place_activation
 
 
@@ -153,13 +153,8 @@ def extractor_of(
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     shardings = parameter_shardings(mesh, params)
-
-    def put(array, sharding):
-        host = np.asarray(array)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
     crop = crop or transfer_crop(model.image_size)
-    return Extractor(graphdef, shardings, mesh, crop, **options), jax.tree.map(put, params, shardings)
+    return Extractor(graphdef, shardings, mesh, crop, **options), jax.tree.map(place, params, shardings)
 
 
 def single_labels(labels: np.ndarray, name: str) -> np.ndarray:

@@ -105,9 +105,15 @@ def to_devices(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
 
 
+def place(array: np.ndarray | jax.Array, sharding: NamedSharding) -> jax.Array:
+    """A global array from one that every process has whole."""
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
 def everywhere(array: np.ndarray, mesh: Mesh) -> jax.Array:
     """A copy on every device of an array that every process has."""
-    return jax.make_array_from_callback(array.shape, replicated(mesh), lambda index: array[index])
+    return place(array, replicated(mesh))
 
 
 def over_devices(array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: float = 0) -> jax.Array:
@@ -118,4 +124,4 @@ def over_devices(array: np.ndarray, mesh: Mesh, rows: int | None = None, fill: f
     """
     padded = np.full((rows or whole_batch(mesh, len(array)), *array.shape[1:]), fill, array.dtype)
     padded[: len(array)] = array
-    return jax.make_array_from_callback(padded.shape, split_batch(mesh), lambda index: padded[index])
+    return place(padded, split_batch(mesh))

@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.models import abstract, count_multiply_adds, model_factory
-from vit_jax.parallel.mesh import check_batch, replicated, split_batch
+from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.rules import optimizer_shardings, parameter_shardings
 from vit_jax.training.optimizer import make_optimizer, make_schedule
 from vit_jax.training.step import Metrics, State, init_metrics, init_state, make_train_step, weights_of
@@ -41,7 +40,7 @@ class Program(NamedTuple):
           params: the model's parameters, on the host; None draws them.
         """
         weights = self._on_host(lambda: self._first_weights(seed, params))
-        weights = jax.tree.map(_place, weights, weights_of(self.state))
+        weights = jax.tree.map(lambda x, like: place(x, like.sharding), weights, weights_of(self.state))
         # A copy: the step gives the memory of both back.
         average = jax.tree.map(jnp.copy, effective(weights)) if self.state["average"] else {}
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
@@ -137,9 +136,3 @@ def abstract_batch(config: ConfigDict, mesh: Mesh, max_labels: int = 1) -> dict[
 
 def _shape(x, sharding=None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def _place(array: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """A global array from one that every process has whole."""
-    host = np.asarray(array)
-    return jax.make_array_from_callback(host.shape, like.sharding, lambda index: host[index])
