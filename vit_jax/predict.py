@@ -19,6 +19,7 @@ from absl import flags
 from vit_jax import command
 from vit_jax.config import from_json
 from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 
 CHECKPOINT = flags.DEFINE_string(
@@ -56,8 +57,7 @@ def main(arguments: list[str]) -> None:
 
     changes = {"image_size": IMAGE_SIZE.value} if IMAGE_SIZE.value else {}
     model = vit_jax.load_model(CHECKPOINT.value, say=lambda line: print(line, file=sys.stderr), **changes)
-    crop = transfer_crop(model.image_size)  # Or an error for images that are not square.
-    crop = dataclasses.replace(crop, **kind_of_crop(CHECKPOINT.value, crop.size))
+    size = transfer_crop(model.image_size).size  # Or an error for images that are not square.
     classes = model.num_classes
     if not classes and not embed:
         raise UserError(f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes")
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
     extractor, params = extractor_of(
         model,
         make_mesh(dict(data=None, fsdp=1, tensor=1)),
-        crop,
+        crop_of(CHECKPOINT.value, size),
         compute=representation if embed else likeliest(min(TOP.value, classes)),
         batch_size=min(BATCH_SIZE.value, len(images)),
         threads=THREADS.value,
@@ -92,22 +92,22 @@ def main(arguments: list[str]) -> None:
         sys.exit(3)
 
 
-def kind_of_crop(checkpoint: str, size: int) -> dict:
+def crop_of(checkpoint: str, size: int) -> TestCrop:
     """What a run sees of its test images, at any size; else the centre, as --resize says.
 
     Raises:
       UserError: --resize is less than the crop.
     """
+    from vit_jax.training.evaluator import test_crop
     from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
 
     if RESIZE.value and RESIZE.value < size:
         raise UserError(f"--resize={RESIZE.value} is less than the {size} pixels that the model takes")
     path, _ = place_of(checkpoint)
     if (path / MANIFEST).is_file() and not RESIZE.value:
-        data = from_json((path / CONFIG).read_text()).data
-        resize = round(size * data.test_resize / data.image_size)
-        return dict(kind=data.test_crop, resize=resize, mode=data.decode)
-    return dict(kind="short_side", resize=RESIZE.value or round(size * 8 / 7))
+        own = test_crop(from_json((path / CONFIG).read_text()))
+        return dataclasses.replace(own, size=size, resize=round(size * own.resize / own.size))
+    return TestCrop(size, "short_side", RESIZE.value or round(size * 8 / 7))
 
 
 def class_names(checkpoint: str, classes: int) -> list[str]:
