@@ -5,11 +5,13 @@ README.md: test accuracy, and what its mean and standard deviation over the seed
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
+
+from vit_jax.jobs import Job, outcome, run_jobs
+
+CONFIG = f"--config={Path(__file__).parents[1] / 'configs' / 'quickstart.py'}"
 
 
 def main() -> None:
@@ -18,13 +20,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
 
-    accuracies = []
-    for seed in arguments.seeds:
-        workdir = arguments.out / f"seed{seed}"
-        command = [sys.executable, "-m", "vit_jax.main", "--config=configs/quickstart.py"]
-        subprocess.run([*command, f"--config.seed={seed}", f"--workdir={workdir}"], check=True)
-        rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-        accuracies.append([row["test/accuracy"] for row in rows if "test/accuracy" in row][-1])
+    jobs = [
+        Job(arguments.out.absolute() / f"seed{seed}", (CONFIG, f"--config.seed={seed}"))
+        for seed in arguments.seeds
+    ]
+    run_jobs(jobs)
+    outcomes = [outcome(job) for job in jobs]
+    if failed := [job.name for job, found in zip(jobs, outcomes, strict=True) if found.figures is None]:
+        sys.exit(f"not finished: {', '.join(failed)}")
+    accuracies = [found.figures["accuracy"] for found in outcomes]
 
     print("\n| seed | test accuracy |\n|---|---|")
     for seed, accuracy in zip(arguments.seeds, accuracies, strict=True):
