@@ -34,7 +34,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of
-from vit_jax.jobs import Job, outcome, run_jobs
+from vit_jax.jobs import Job, figures_of
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training.evaluator import test_crop
 from vit_jax.training.workdir import CONFIG
@@ -79,13 +79,11 @@ def report(out: Path, seeds: Sequence[int], size: int, checkpoint: str | None) -
         lay_out(read_cells(), images)
     values = f"size={size},checkpoint={checkpoint}" if checkpoint else f"size={size}"
     flags = (f"--config={RECIPE}:{values}", f"--config.data.path={images}")
-    jobs = [Job(out / f"seed{seed}", (*flags, f"--config.seed={seed}")) for seed in seeds]
-    run_jobs(jobs)
+    jobs = {seed: Job(out / f"seed{seed}", (*flags, f"--config.seed={seed}")) for seed in seeds}
+    figures_of(jobs)
 
     matrices = {}
-    for job in jobs:
-        if outcome(job).figures is None:
-            raise UserError(f"{job.workdir}: {outcome(job).failure}")
+    for job in jobs.values():
         predicted, truth = predictions(job.workdir, images)
         matrices[f"ViT, {job.name}"] = confusion(truth, predicted)
     predicted, truth = logistic_regression(images)

@@ -6,10 +6,10 @@ README.md: test accuracy, and what its mean and standard deviation over the seed
 
 import argparse
 import statistics
-import sys
 from pathlib import Path
 
-from vit_jax.jobs import Job, outcome, run_jobs
+from vit_jax.errors import UserError
+from vit_jax.jobs import Job, figures_of
 
 CONFIG = f"--config={Path(__file__).parents[1] / 'configs' / 'quickstart.py'}"
 
@@ -20,15 +20,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
 
-    jobs = [
-        Job(arguments.out.absolute() / f"seed{seed}", (CONFIG, f"--config.seed={seed}"))
-        for seed in arguments.seeds
-    ]
-    run_jobs(jobs)
-    outcomes = [outcome(job) for job in jobs]
-    if failed := [job.name for job, found in zip(jobs, outcomes, strict=True) if found.figures is None]:
-        sys.exit(f"not finished: {', '.join(failed)}")
-    accuracies = [found.figures["accuracy"] for found in outcomes]
+    out = arguments.out.absolute()
+    jobs = {seed: Job(out / f"seed{seed}", (CONFIG, f"--config.seed={seed}")) for seed in arguments.seeds}
+    try:
+        accuracies = [figures["accuracy"] for figures in figures_of(jobs).values()]
+    except UserError as error:
+        parser.exit(2, f"error: {error}\n")
 
     print("\n| seed | test accuracy |\n|---|---|")
     for seed, accuracy in zip(arguments.seeds, accuracies, strict=True):

@@ -27,7 +27,7 @@ from vit_jax.config import from_json
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import Accuracy, few_shot
-from vit_jax.jobs import Job, outcome, run_jobs
+from vit_jax.jobs import Job, figures_of
 from vit_jax.training.workdir import CONFIG, model_arguments
 
 SEEDS = (0, 1, 2)
@@ -98,17 +98,8 @@ def job(workdir: Path, classes: tuple[str, ...], seed: int, values: dict) -> Job
 
 
 def accuracies(jobs: dict) -> dict:
-    """Of runs by anything, which are made where they are not there yet.
-
-    Raises:
-      UserError: one failed.
-    """
-    run_jobs(list(jobs.values()))
-    outcomes = {key: outcome(each) for key, each in jobs.items()}
-    for key, each in jobs.items():
-        if outcomes[key].figures is None:
-            raise UserError(f"{each.workdir}: {outcomes[key].failure}")
-    return {key: result.figures["accuracy"] for key, result in outcomes.items()}
+    """Of runs by anything, which are made where they are not there yet."""
+    return {key: figures["accuracy"] for key, figures in figures_of(jobs).items()}
 
 
 def best(accuracies: Mapping[float, float]) -> float:

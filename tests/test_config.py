@@ -10,11 +10,13 @@ from vit_jax import config as configs
 from vit_jax.data.augment import LEVELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training.loop import train
+from vit_jax.training.program import make_program
 from vit_jax.training.workdir import model_arguments
 
 FOLDER = Path(__file__).parents[1] / "configs"
-PARTS = ("model", "data", "augment", "loss", "optimizer", "checkpoint", "finetune")
+PARTS = ("model", "data", "augment", "objective", "loss", "optimizer", "checkpoint", "finetune")
 FILES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
@@ -49,6 +51,7 @@ TABLE_3 |= {
     "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
 }
 OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "finetune", "finetune_elpv", "quickstart")
+OTHER_JOBS += ("masked_patch_b16", "mae_b16", "mae_l16", "mae_h14", "mae_finetune")
 
 
 def test_every_pre_training_config_has_a_row_of_the_table():
@@ -148,6 +151,7 @@ def test_config_describes_a_model(name):
 # One of each data set and of each kind of model; the others differ from them in sizes and numbers.
 SLOW = pytest.mark.slow  # Hundreds of small compilations.
 SMOKE = ("augreg_i1k", "vit_h14_i21k", pytest.param("r50_vit_b16_jft", marks=SLOW), "bit_r50x1_jft")
+SMOKE += ("masked_patch_b16", "mae_h14")
 
 
 @pytest.mark.parametrize("name", SMOKE)
@@ -212,6 +216,10 @@ def test_key_that_nothing_reads_is_refused():
         ("augment.cutmix_share", 1.5),
         ("augment.erasing", 2.0),
         ("augment.color_jitter", (0.1, 0.1)),
+        ("objective.name", "dino"),
+        ("objective.target", "colour"),
+        ("objective.mask_ratio", 1.0),
+        ("objective.decoder_depth", 0),
         ("fewshot.every", 401),
         ("fewshot.sets", ("tfds:dtd", "folder:/data/dtd")),
         ("fewshot.shots", ()),
@@ -272,6 +280,9 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr("vit_jax.training.loop.claim", lambda *_: None)
     monkeypatch.setattr(ConfigDict, "__getitem__", noting)
     train(config, tmp_path / "run")
+    config.finetune.train, config.optimizer.average = "all", 0.0
+    for config.objective.name in ("masked_patch", "mae"):
+        make_program(config, num_classes=0, steps=2, mesh=make_mesh(config.mesh))
     monkeypatch.undo()
     parts = {"": config} | {name: config[name] for name in PARTS}
     unread = {

@@ -94,3 +94,54 @@ def test_no_data_set_has_a_recipe_that_the_paper_lacks_but_the_users_folder():
 def test_unknown_data_set_names_the_nearest():
     with pytest.raises(UserError, match="no recipe for the data set 'vtab/clever-count'.*'vtab/clevr-count'"):
         load("finetune", "dataset=vtab/clever-count")
+
+
+def test_masked_patch_config_holds_the_papers_values():
+    config = load("masked_patch_b16")
+    check(config)
+    optimizer = config.optimizer
+    assert (config.steps, config.batch_size, config.model.name) == (1_000_000, 4096, "ViT-B/16")
+    assert tuple(config.objective[key] for key in ("name", "mask_ratio", "target")) == (
+        "masked_patch",
+        0.5,
+        "color",
+    )
+    assert (optimizer.name, optimizer.learning_rate, optimizer.schedule) == ("adam", 2e-4, "cosine")
+    assert (optimizer.warmup_steps, optimizer.weight_decay) == (10_000, 0.1)
+
+
+@pytest.mark.parametrize("model", ["b16", "l16", "h14"])
+def test_mae_config_holds_the_published_values(model):
+    config = load(f"mae_{model}")
+    check(config)
+    objective, optimizer = config.objective, config.optimizer
+    assert (config.epochs, config.batch_size, objective.mask_ratio, objective.normalize) == (
+        800,
+        4096,
+        0.75,
+        True,
+    )
+    assert (objective.decoder_dim, objective.decoder_depth, objective.decoder_heads) == (512, 8, 16)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.95, 0.05)
+    assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (2.4e-3, "cosine", 0.0)
+    assert optimizer.warmup_steps == 12_511  # 40 epochs.
+    assert (config.model.position, config.data.crop_area) == ("sincos2d", (0.2, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "row"),
+    [
+        ("ViT-B/16", (100, 2e-3, 0.65, 0.1)),
+        ("ViT-L/16", (50, 4e-3, 0.75, 0.2)),
+        ("ViT-H/14", (50, 4e-3, 0.75, 0.3)),
+    ],
+)
+def test_mae_finetune_config_holds_the_published_values(model, row):
+    config = load("mae_finetune", f"model={model}")
+    check(config)
+    augment, optimizer = config.augment, config.optimizer
+    found = config.epochs, optimizer.learning_rate, optimizer.layer_decay, config.model.stochastic_depth
+    assert found == row
+    assert (config.batch_size, optimizer.warmup_steps, optimizer.weight_decay) == (1024, 6256, 0.05)
+    assert (augment.randaugment, augment.mixup, augment.cutmix, augment.erasing) == ((2, 9.0), 0.8, 1.0, 0.25)
+    assert (config.loss.label_smoothing, config.model.pooling) == (0.1, "gap")

@@ -122,7 +122,16 @@ def base_config() -> ConfigDict:
     config.finetune.train = "all"  # Or head: all else is frozen; or lora: the head and low-rank changes.
     config.finetune.lora_rank = 8
 
-    config.loss = ConfigDict()
+    config.objective = ConfigDict()
+    config.objective.name = "classification"  # Or masked_patch, mae: without labels, and without a head.
+    config.objective.mask_ratio = 0.5  # Of the patches, that are corrupted or hidden.
+    config.objective.target = "color"  # Of masked_patch; or cells, pixels.
+    config.objective.decoder_dim = 512  # Of mae, as are the next.
+    config.objective.decoder_depth = 8
+    config.objective.decoder_heads = 16
+    config.objective.normalize = True  # Predict each patch's pixels less their mean, over their deviation.
+
+    config.loss = ConfigDict()  # Of a classification.
     config.loss.name = "softmax"  # Or sigmoid: summed over the classes.
     config.loss.label_smoothing = 0.0
 
@@ -168,7 +177,7 @@ def base_config() -> ConfigDict:
     config.checkpoint.every = 1000  # Steps.
     config.checkpoint.keep_last = 2  # So many are kept, the newest;
     config.checkpoint.keep_every = placeholder(int)  # those at multiples of so many steps;
-    config.checkpoint.keep_best = 0  # and so many of the highest test accuracy.
+    config.checkpoint.keep_best = 0  # and so many of the best: by test accuracy, else by test loss.
     return config.lock()
 
 
@@ -213,6 +222,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
         config.model.update(dict(resnet_blocks=(1, 1), resnet_width=1))
     config.data.update(dict(source="synthetic", workers=0, image_size=4 * stride, test_resize=5 * stride))
     config.data.num_classes = 10
+    config.objective.update(dict(decoder_dim=32, decoder_depth=1, decoder_heads=2))
     config.optimizer.warmup_steps = 1
     return config
 
@@ -236,6 +246,9 @@ def check(config: ConfigDict) -> None:
         "log_every",
         "evaluate_every",
         "finetune.lora_rank",
+        "objective.decoder_dim",
+        "objective.decoder_depth",
+        "objective.decoder_heads",
     ):
         _require(given[key] >= 1, key, given[key], "at least 1")
     _require(
@@ -275,7 +288,7 @@ def check(config: ConfigDict) -> None:
         f"a multiple of checkpoint.every = {every} for checkpoint.keep_best",
     )
     _check_fewshot(config)
-    for key in ("model.dropout", "model.stochastic_depth", "optimizer.average"):
+    for key in ("model.dropout", "model.stochastic_depth", "optimizer.average", "objective.mask_ratio"):
         _require(given[key] is None or 0 <= given[key] < 1, key, given[key], "from 0 to below 1")
     _require(
         config.data.test_resize >= config.data.image_size,
@@ -308,6 +321,8 @@ def check(config: ConfigDict) -> None:
         "data.decode": ("fast", "exact"),
         "data.crop": ("inception", "square", "short_side", "none"),
         "data.test_crop": ("short_side", "square"),
+        "objective.name": ("classification", "masked_patch", "mae"),
+        "objective.target": ("color", "cells", "pixels"),
         "loss.name": ("softmax", "sigmoid"),
         "optimizer.name": ("adam", "adafactor", "sgd"),
         "optimizer.moment_dtype": ("float32", "bfloat16"),
@@ -376,6 +391,11 @@ def data_set(text: str) -> DataSet:
         folders = [part for part in path.split("/") if not re.fullmatch(r"[\d.]*", part)]
         name = folders[-1] if folders else kind
     return DataSet(name, kind, path, found[3] or "train", found[4] or "test")
+
+
+def is_supervised(config: ConfigDict) -> bool:
+    """The objective needs labels, and its model a head."""
+    return config.objective.name == "classification"
 
 
 def profiled_steps(config: ConfigDict) -> range | None:

@@ -4,10 +4,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from vit_jax.errors import UserError
 from vit_jax.training.progress import duration
 from vit_jax.training.workdir import MANIFEST, METRICS
 
@@ -49,7 +50,7 @@ def outcome(job: Job) -> Outcome:
     except OSError:
         rows = []
     for row in rows:
-        if row["step"] == steps and "test/accuracy" in row:
+        if row["step"] == steps and "test/loss" in row:
             return Outcome({key[5:]: value for key, value in row.items() if key.startswith("test/")})
     return Outcome(failure=job.failed.read_text().strip() if job.failed.exists() else "")
 
@@ -70,6 +71,20 @@ def run_jobs(jobs: Sequence[Job], say: Callable[[str], None] = print) -> None:
         if failure := _run(job):
             job.failed.write_text(failure + "\n")
             say(f"== {job.name} failed: {failure}")
+
+
+def figures_of(jobs: Mapping[Any, Job]) -> dict[Any, dict[str, float]]:
+    """Figures of runs by anything; those that are not finished are run.
+
+    Raises:
+      UserError: one failed.
+    """
+    run_jobs(list(jobs.values()))
+    outcomes = {key: outcome(job) for key, job in jobs.items()}
+    for key, job in jobs.items():
+        if outcomes[key].figures is None:
+            raise UserError(f"{job.workdir}: {outcomes[key].failure}")
+    return {key: result.figures for key, result in outcomes.items()}
 
 
 def _run(job: Job) -> str:

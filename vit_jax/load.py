@@ -13,7 +13,7 @@ def load_model(source: str | Path, *, say: Callable[[str], None] = print, **chan
     """The model that a checkpoint holds, fitted to a new task if one is asked for.
 
     Args:
-      source: the workdir of a run, newest checkpoint, or `WORKDIR@best` (by test accuracy) or
+      source: the workdir of a run, newest checkpoint, or `WORKDIR@best` (by test accuracy, else test loss) or
         `WORKDIR@STEP`; a `.npz` file of Google's; a `.safetensors` file or a folder of timm or
         Transformers; `hf://owner/name` or `hf://owner/name@revision`.
       say: is told in a few lines what was found and what became of it.

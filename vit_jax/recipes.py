@@ -173,3 +173,71 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
         config.data.flip, config.data.crop = task.flip, "square" if task.crop else "none"
     config.evaluate_every = config.checkpoint.every = min(500, row.steps)
     return config
+
+
+def masked_patch(model: str) -> ConfigDict:
+    """Masked patch prediction on JFT: the paper's self-supervision (section 4.6, appendix B.1.2)."""
+    config = jft(model)
+    config.epochs, config.steps = None, 1_000_000
+    config.model.pre_logits, config.model.head_bias = False, 0.0
+    config.objective.name, config.objective.mask_ratio, config.objective.target = "masked_patch", 0.5, "color"
+    config.optimizer.learning_rate = 2e-4
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    return config
+
+
+def mae(model: str) -> ConfigDict:
+    """Masked autoencoders on ImageNet-1k: 800 epochs (2111.06377, table 8)."""
+    config = _mae(model)
+    config.epochs = 800.0
+    config.objective.name, config.objective.mask_ratio = "mae", 0.75
+    config.data.crop_area = (0.2, 1.0)
+    config.batch_size = 4096
+    config.optimizer.learning_rate = 1.5e-4 * config.batch_size / 256
+    config.optimizer.beta2 = 0.95
+    config.optimizer.warmup_steps = round(40 * _IMAGENET / config.batch_size)
+    return config
+
+
+# Epochs, base learning rate, layer-wise decay and stochastic depth (2111.06377, table 9).
+MAE_FINETUNE = {
+    "ViT-B/16": (100.0, 5e-4, 0.65, 0.1),
+    "ViT-L/16": (50.0, 1e-3, 0.75, 0.2),
+    "ViT-H/14": (50.0, 1e-3, 0.75, 0.3),
+}
+_IMAGENET = 1_281_167
+
+
+def mae_finetune(model: str) -> ConfigDict:
+    """Fine-tuning of a masked autoencoder's encoder on ImageNet-1k (2111.06377, table 9).
+
+    The norm stands before the mean over the patches, not behind it, and there is no class token.
+    """
+    if model not in MAE_FINETUNE:
+        raise UserError(f"no recipe for {model!r}; {nearest(model, MAE_FINETUNE)}")
+    epochs, rate, layer_decay, stochastic_depth = MAE_FINETUNE[model]
+    config = _mae(model)
+    config.epochs = epochs
+    config.model.pooling, config.model.stochastic_depth = "gap", stochastic_depth
+    config.batch_size = 1024
+    config.augment.update(dict(randaugment=(2, 9.0), mixup=0.8, cutmix=1.0, erasing=0.25))
+    config.loss.label_smoothing = 0.1
+    config.data.crop_area = (0.08, 1.0)
+    config.optimizer.learning_rate = rate * config.batch_size / 256
+    config.optimizer.layer_decay, config.optimizer.end_learning_rate = layer_decay, 1e-6
+    config.optimizer.warmup_steps = round(5 * _IMAGENET / config.batch_size)
+    return config
+
+
+def _mae(model: str) -> ConfigDict:
+    """What its pre-training and its fine-tuning share."""
+    config = base_config()
+    config.model.update(dict(name=model, position="sincos2d", gelu="erf", dtype="bfloat16"))
+    config.data.source, config.data.path = "tfds", "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
+    config.data.image_size, config.data.test_resize = 224, 256
+    config.data.workers, config.data.threads = 8, 4
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.optimizer.weight_decay, config.optimizer.clip_norm = 0.05, 0.0
+    config.evaluate_every, config.checkpoint.every = 5000, 2000
+    return config

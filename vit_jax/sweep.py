@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from vit_jax import command
-from vit_jax.config import check, differences, to_json
+from vit_jax.config import check, differences, is_supervised, to_json
 from vit_jax.errors import UserError
 from vit_jax.jobs import Job, Outcome, outcome, run_jobs
 
@@ -41,6 +41,10 @@ def main(arguments: list[str]) -> None:
     check(config)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
+    if not is_supervised(config):
+        raise UserError(
+            f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} lacks"
+        )
     given = config_flags_of(sys.argv[1:])
     held_out = (  # The test images are not even opened.
         f"--config.data.train_split={config.sweep.train_split}",

@@ -403,3 +403,13 @@ def test_fingerprint_shows_another_class_name(copies):
 def test_fingerprint_shows_another_image(copies):
     (copies[1] / "train" / "class1" / "3.png").write_bytes(b"")
     assert differing(*copies) == {"examples"}
+
+
+def test_folder_without_classes_has_images_without_labels(tmp_path):
+    for name in ("b.png", "a.jpg", "notes.txt"):
+        (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "train" / name).write_bytes(b"image")
+    source = open_source("folder", "train", path=str(tmp_path))
+    assert (len(source), source.class_names, source.empty_classes) == (2, (), ())
+    assert [Path(source.describe(index)).name for index in range(2)] == ["a.jpg", "b.png"]
+    assert source.label_table().tolist() == [[-1], [-1]]

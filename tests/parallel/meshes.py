@@ -5,6 +5,7 @@ Prints JSON: for each case the losses, and what share of the state a device hold
 """
 
 import json
+import re
 import sys
 
 import jax
@@ -29,21 +30,30 @@ MODELS = {
     "hybrid": VIT | dict(name="R50+ViT-Ti/16", resnet_blocks=(1, 1)),
     "BiT": dict(name="BiT-R50x1", resnet_blocks=(1, 1), remat="full"),
     "AxialResNet50": dict(name="AxialResNet50", resnet_blocks=(1, 1)),
+    "masked patches": VIT,
+    "MAE": VIT | dict(position="sincos2d"),
+}
+OBJECTIVES = {
+    "masked patches": dict(name="masked_patch"),
+    "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=2, decoder_heads=8),
 }
 BATCH, STEPS = 16, 3
 
 
-def train(model: dict, mesh_shape: tuple[int, int, int], **optimizer) -> dict:
+def train(model: str, mesh_shape: tuple[int, int, int], **optimizer) -> dict:
     """Losses of the first steps and the share of the parameters and moments on the first device."""
     config = base_config()
     config.batch_size = BATCH
-    config.model.update(model)
-    config.data.image_size = 32 if "16" in model["name"] or "BiT" in model["name"] else 16
+    config.model.update(MODELS[model])
+    config.data.image_size = 32 if re.search("16|BiT", config.model.name) else 16
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape, strict=True)))
-    config.augment.update(dict(mixup=0.5, erasing=0.3))
+    if objective := OBJECTIVES.get(model):
+        config.objective.update(objective)
+    else:
+        config.augment.update(dict(mixup=0.5, erasing=0.3))
     config.optimizer.update(dict(warmup_steps=0, learning_rate=1e-3) | optimizer)
     mesh = make_mesh(config.mesh, jax.devices()[: int(np.prod(mesh_shape))])
-    program = make_program(config, num_classes=5, steps=10, mesh=mesh)
+    program = make_program(config, num_classes=0 if objective else 5, steps=10, mesh=mesh)
     state, metrics = program.initial_state(0), program.initial_metrics()
     rng = np.random.default_rng(0)
     size = config.data.image_size
@@ -65,5 +75,5 @@ if __name__ == "__main__":
     results = {}
     for case in sys.argv[1:]:
         model, mesh, *optimizer = case.split(": ", 2)
-        results[case] = train(MODELS[model], MESHES[mesh], **json.loads(optimizer[0] if optimizer else "{}"))
+        results[case] = train(model, MESHES[mesh], **json.loads(optimizer[0] if optimizer else "{}"))
     print(json.dumps(results))

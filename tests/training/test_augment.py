@@ -23,7 +23,7 @@ from vit_jax.training.augment import (
     random_erasing,
     random_flip,
 )
-from vit_jax.training.objective import batch_targets, class_targets
+from vit_jax.training.objectives.classification import batch_targets, class_targets
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = dict(flip=True, erasing=0.5, mixup=0.8, cutmix=1.0, cutmix_share=0.5)

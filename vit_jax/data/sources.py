@@ -194,7 +194,10 @@ def digits(split: str) -> InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Folder(Source):
-    """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`."""
+    """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
+
+    Where there are images and no folders of classes, they have no labels.
+    """
 
     files: tuple[str, ...]
     labels: tuple[int, ...]
@@ -220,11 +223,11 @@ class Folder(Source):
         if unknown := sorted(folders - set(classes)):
             raise UserError(f"{where} has classes that training lacks: {', '.join(unknown[:20])}")
         number = {name: label for label, name in enumerate(classes)}
-        found = [
-            (number[file.split("/")[0]], file)
-            for file in files
-            if "/" in file and file.lower().endswith(IMAGE_SUFFIXES)
-        ]
+        images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
+        if classes:
+            found = [(number[file.split("/")[0]], file) for file in images if "/" in file]
+        else:
+            found = [(-1, file) for file in images]
         if not found:
             raise UserError(
                 f"no images in {where}: it must hold a folder per class with "
@@ -253,7 +256,7 @@ class Folder(Source):
         return self.files[index]
 
     def labels_of(self, index):
-        return (int(self.labels[index]),)
+        return (int(self.labels[index]),) if self.class_names else ()
 
 
 def _list(where: str) -> tuple[list[str], set[str]]:

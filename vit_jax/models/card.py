@@ -71,8 +71,13 @@ def count_multiply_adds(model: nnx.Module) -> int:
         model = nnx.merge(graphdef, params)
         return model(images, whole=True) if isinstance(model, ViT) else model(images)
 
+    return traced_multiply_adds(forward, params, images)
+
+
+def traced_multiply_adds(function: Callable, *arguments) -> int:
+    """Multiply-adds of a function as JAX traces it; the arguments may be shapes."""
     with placing(lambda _, x: x, platform="cpu"):
-        return _count(jax.make_jaxpr(forward)(params, images).jaxpr)
+        return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
 def _count(jaxpr: core.Jaxpr) -> int:

@@ -484,28 +484,41 @@ class ViT(nnx.Module):
                     raise UserError(f"{name!r} cannot be captured; there are: {', '.join(CAPTURES)}")
             with capturing(capture) as found:
                 return self(images, rngs, whole=True), found
-        x = drop(self.embed(images), self.dropout, rngs)
+        x = self.assemble(self.patches(images), rngs)
         read = self.special if self.pooling == "cls" and not whole else None
         return self.classify(self.norm(self.encode(x, rngs, read)))
 
-    def embed(self, images: jax.Array) -> jax.Array:
-        """Images to tokens with their positions, `[batch, tokens, dim]`."""
+    def patches(self, images: jax.Array) -> jax.Array:
+        """Images to patch embeddings in raster order, `[batch, patches, dim]`."""
         features = images if self.resnet is None else self.resnet(images)
         x = self.patch_embedding(features)
-        x = x.reshape(x.shape[0], -1, self.dim)
+        return x.reshape(x.shape[0], -1, self.dim)
+
+    def assemble(
+        self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
+    ) -> jax.Array:
+        """Patch embeddings to all tokens with their positions, `[batch, tokens, dim]`.
+
+        Args:
+          keep: int32 `[batch, kept]`: only these patches of each image, in this order. The layers then have
+            no positions of their own: `position_at` is stem, and neither `rope` nor `relative` is.
+        """
 
         def repeated(token):
-            return jnp.broadcast_to(token[...].astype(x.dtype), (x.shape[0], *token.shape[1:]))
+            return jnp.broadcast_to(token[...].astype(patches.dtype), (len(patches), *token.shape[1:]))
 
         special = [repeated(self.cls)] if self.pooling == "cls" else []
         if self.distillation != "none":
             special.append(repeated(self.distillation_token))
-        x = jnp.concatenate([*special, x], axis=1)
+        x = jnp.concatenate([*special, patches], axis=1)
         if self.position_embedding is not None and self.position_at == "stem":
             x = x + self.position_embedding().astype(x.dtype)
+        if keep is not None:
+            kept = jnp.take_along_axis(x[:, self.special :], keep[..., None], axis=1)
+            x = jnp.concatenate([x[:, : self.special], kept], axis=1)
         if self.registers:
             x = jnp.concatenate([x, repeated(self.register_tokens)], axis=1)
-        return x
+        return drop(x, self.dropout, rngs)
 
     def layer_rate(self, layer: int) -> float:
         """Stochastic depth of a layer."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import is_supervised
 from vit_jax.data.sources import split_range
 from vit_jax.errors import UserError
 from vit_jax.planning.compile import Slice
@@ -54,7 +55,7 @@ class Cost:
 
 
 def data_set(config: ConfigDict, images: int | None) -> tuple[int, int]:
-    """Training images and classes; the data is not looked at.
+    """Training images and classes, none for an objective without labels; the data is not looked at.
 
     Raises:
       UserError: they are not known, and no flag says them.
@@ -66,11 +67,12 @@ def data_set(config: ConfigDict, images: int | None) -> tuple[int, int]:
         raise UserError(
             f"how many training images {name or config.data.source!r} has is not known; give --images=N"
         )
-    if config.data.num_classes is None and classes is None:
+    classes = (config.data.num_classes or classes) if is_supervised(config) else 0
+    if classes is None:
         raise UserError(f"how many classes {shown!r} has is not known; give --config.data.num_classes=N")
     if images is None:
         images = whole if name == "digits" else len(split_range(config.data.train_split, whole))
-    return images, config.data.num_classes or classes
+    return images, classes
 
 
 def read_prices(path: Path) -> dict[str, dict]:

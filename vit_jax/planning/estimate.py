@@ -2,17 +2,19 @@
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import leaves
-from vit_jax.models import abstract, count_multiply_adds, count_parameters, model_factory
+from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
 from vit_jax.planning.cost import Cost, Job, cost, data_set
 from vit_jax.planning.hlo import by, total
 from vit_jax.training.loop import step_count
+from vit_jax.training.objectives import forward_multiply_adds, make_objective
 from vit_jax.training.workdir import model_arguments
 
 
@@ -70,13 +72,14 @@ def make_job(config: ConfigDict, images: int | None) -> Job:
     """The config's run; no data is looked at, nothing is allocated."""
     images, num_classes = data_set(config, images)
     model = abstract(model_factory(num_classes=num_classes, **model_arguments(config)))
+    objective = abstract(partial(make_objective, config, model))
     return Job(
         images=images,
         num_classes=num_classes,
         steps=step_count(config, images),
         batch_size=config.batch_size,
         parameters=count_parameters(model),
-        multiply_adds=count_multiply_adds(model),
+        multiply_adds=forward_multiply_adds(objective, model),
     )
 
 

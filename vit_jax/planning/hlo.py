@@ -213,7 +213,7 @@ class _Module:
                 outermost = "optimizer"  # What the step itself does is to take the update or to leave it.
             elif file.endswith("/training/augment.py"):
                 return "augmentation"
-            elif file.endswith("/training/objective.py"):
+            elif "/training/objectives/" in file:
                 return "loss"
         return outermost
 

@@ -37,7 +37,7 @@ class Checkpoints:
     Args:
       keep_last: how many to keep, the newest; None only reads, and may do so while a run writes.
       keep_every: those at multiples of so many steps are kept too; None: none.
-      keep_best: so many of the highest test accuracy are kept too.
+      keep_best: so many of the best are kept too, by test accuracy, or test loss where there is none.
       say: is told which damaged checkpoints were moved aside, and where to.
     """
 
@@ -60,7 +60,7 @@ class Checkpoints:
             kept.append(policies.EveryNSteps(keep_every))
         if keep_best:
             kept.append(
-                policies.BestN(get_metric_fn=_accuracy, n=keep_best, keep_checkpoints_without_metrics=False)
+                policies.BestN(get_metric_fn=_score, n=keep_best, keep_checkpoints_without_metrics=False)
             )
         context = ocp.Context()
         # Both cost training half of the processor time of a save: weights hardly compress (8 %), and
@@ -95,8 +95,8 @@ class Checkpoints:
 
     @property
     def best(self) -> int | None:
-        """Step of the highest test accuracy, the newest of several."""
-        return max(self.figures, key=lambda step: (_accuracy(self.figures[step]), step), default=None)
+        """Step of the best figures, the newest of several."""
+        return max(self.figures, key=lambda step: (_score(self.figures[step]), step), default=None)
 
     @property
     def last_good(self) -> str:
@@ -272,7 +272,7 @@ def load_items(folder: Path, like: dict, which: str = "") -> dict:
 
     Args:
       like: items of arrays or `jax.ShapeDtypeStruct`s, of the shapes and places that are wanted.
-      which: a step, `best` (by test accuracy), or nothing for the newest.
+      which: a step, `best` (by test accuracy, else test loss), or nothing for the newest.
 
     Raises:
       UserError: there is no such checkpoint, it is damaged, or of another model.
@@ -300,8 +300,9 @@ def _quiet_orbax():
         logging.set_verbosity(verbosity)
 
 
-def _accuracy(figures: dict[str, float]) -> float:
-    return figures.get("accuracy", 0.0)
+def _score(figures: dict[str, float]) -> float:
+    """Higher is better; a run has all its figures of one kind."""
+    return figures["accuracy"] if "accuracy" in figures else -figures.get("loss", 0.0)
 
 
 def _checksums(items: dict) -> dict[str, int]:

@@ -14,7 +14,8 @@ from vit_jax.data.sources import Source, Subset
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.training.program import Program
 from vit_jax.training.report import Sample
-from vit_jax.training.step import make_eval_step, make_forward
+from vit_jax.training.step import make_eval_step, make_forward, make_pictures
+from vit_jax.training.weights import objective_weights
 
 
 class Evaluator:
@@ -27,43 +28,39 @@ class Evaluator:
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
-        shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
-        self._step = make_eval_step(program.graphdef, config, program.mesh, shardings)
-        self._forward = make_forward(program.graphdef, program.mesh, shardings)
+        weights = program.state["params"], objective_weights(program.state)
+        shardings = jax.tree.map(lambda x: x.sharding, weights)
+        both = program.graphdef, program.objective, config, program.mesh, shardings
+        self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
+        self._forward = make_forward(program.graphdef, program.mesh, shardings[0])
         self._skipped = SkipLog(source, config.data.max_unreadable, say)
 
-    def __call__(self, params: dict, go_on: Callable[[], bool]) -> dict[str, float] | None:
-        """Mean `loss` and `accuracy` over the readable images, and how many `images` these were.
+    def __call__(self, params: dict, own: dict, go_on: Callable[[], bool]) -> dict[str, float] | None:
+        """Mean `loss` and the objective's metrics over the readable images, and how many `images` these were.
 
         Args:
+          own: the objective's parameters.
           go_on: asked before each batch; None is returned when it says no.
         """
         total = None
         rows = local_rows(self._mesh, self._batch_size)
         arguments = self._arguments | dict(batch_size=self._batch_size, rows=rows)
         with contextlib.closing(evaluation_batches(self._source, **arguments)) as batches:
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 if not go_on():
                     return None
-                sums = self._step(params, to_devices(self._skipped.check(batch), self._mesh))
+                placed = to_devices(self._skipped.check(batch), self._mesh)
+                sums = self._step(params, own, placed, np.int32(number * self._batch_size))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         total = {name: float(value) for name, value in jax.device_get(total).items()}
-        images = max(total["images"], 1.0)
-        return {
-            "loss": total["loss"] / images,
-            "accuracy": total["accuracy"] / images,
-            "images": total["images"],
-        }
+        images = total.pop("images")
+        return {name: value / max(images, 1.0) for name, value in total.items()} | {"images": images}
 
     def samples(self, params: dict, most: int = 48) -> list[Sample]:
         """Test images spread evenly over the split, with what the model says of them."""
-        chosen = np.unique(np.linspace(0, len(self._source) - 1, most).astype(int))
-        batch_size = whole_batch(self._mesh, len(chosen))
-        arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
-        (batch,) = evaluation_batches(Subset(self._source, chosen), **arguments)
+        batch, placed = self._spread(most)
         names = self._source.class_names
-        local = {"image": batch["image"][local_rows(self._mesh, batch_size)]}
-        probabilities = np.asarray(jax.nn.softmax(self._forward(params, to_devices(local, self._mesh))))
+        probabilities = np.asarray(jax.nn.softmax(self._forward(params, placed)))
         return [
             Sample(
                 image,
@@ -76,6 +73,27 @@ class Evaluator:
             )
             if keep
         ]
+
+    def images(self, most: int = 6) -> np.ndarray:
+        """Test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
+        batch, _ = self._spread(most)
+        return batch["image"][batch["mask"]]
+
+    def pictures(self, params: dict, own: dict, most: int = 6) -> np.ndarray:
+        """`images`, what is visible of them, and what the objective predicts: uint8
+        `[3, images, height, width, 3]`."""
+        batch, placed = self._spread(most)
+        drawn = jax.device_get(self._pictures(params, own, placed))
+        return np.stack([batch["image"], *drawn])[:, batch["mask"]]
+
+    def _spread(self, most: int) -> tuple[dict, dict]:
+        """So many images spread evenly over the split: a whole batch of them here, and on the devices."""
+        chosen = np.unique(np.linspace(0, len(self._source) - 1, most).astype(int))
+        batch_size = whole_batch(self._mesh, len(chosen))
+        arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
+        (batch,) = evaluation_batches(Subset(self._source, chosen), **arguments)
+        local = {"image": batch["image"][local_rows(self._mesh, batch_size)]}
+        return batch, to_devices(local, self._mesh)
 
 
 def test_crop(config: ConfigDict) -> TestCrop:

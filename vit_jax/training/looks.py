@@ -1,7 +1,8 @@
-"""What a trained model sees of some test images, for its report."""
+"""What a model sees of some test images, or predicts in them, for its report."""
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +16,8 @@ from vit_jax.parallel.mesh import replicated
 
 MOST_IMAGES = 6
 MOST_BYTES = 2**30  # Of attention weights.
+LEAST_SIDE = 64  # Pixels: smaller images are shown larger.
+MOST_PICTURES = 6
 
 
 def attention_figures(
@@ -53,3 +56,22 @@ def attention_figures(
         figure.savefig(encoded, format="png", dpi=110, metadata={"Software": None})
         pictures[caption] = encoded.getvalue()
     return pictures
+
+
+def reconstruction_picture(images: np.ndarray) -> bytes:
+    """A PNG of the rows original, visible and predicted, from `Evaluator.pictures`."""
+    from PIL import Image
+
+    times = max(1, LEAST_SIDE // images.shape[2])
+    large = images.repeat(times, axis=2).repeat(times, axis=3)
+    framed = np.pad(large, ((0, 0), (0, 0), (2, 2), (2, 2), (0, 0)), constant_values=255)
+    encoded = io.BytesIO()
+    Image.fromarray(np.concatenate([np.concatenate(row, axis=1) for row in framed])).save(encoded, "PNG")
+    return encoded.getvalue()
+
+
+def kept_pictures(folder: Path) -> dict[str, bytes]:
+    """The pictures in `folder`, named by their step: the newest first, the others spread over the run."""
+    files = sorted(folder.glob("*.png"), key=lambda file: int(file.stem), reverse=True)
+    chosen = sorted({round(i) for i in np.linspace(0, len(files) - 1, min(len(files), MOST_PICTURES))})
+    return {f"step {int(files[i].stem):,}": files[i].read_bytes() for i in chosen}

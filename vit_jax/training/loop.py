@@ -6,6 +6,7 @@ ends with the same bits: batches and random numbers are functions of the seed an
 """
 
 import contextlib
+import math
 import time
 import zlib
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import profiled_steps
+from vit_jax.config import is_supervised, profiled_steps
 from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
@@ -31,7 +32,7 @@ from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
 from vit_jax.training.goodput import Ledger, read_rows
-from vit_jax.training.looks import attention_figures
+from vit_jax.training.looks import attention_figures, kept_pictures, reconstruction_picture
 from vit_jax.training.origin import Origin, find_origin
 from vit_jax.training.profile import Trace
 from vit_jax.training.program import Program, make_program
@@ -41,7 +42,15 @@ from vit_jax.training.step import Metrics, State
 from vit_jax.training.stop import StopSignal
 from vit_jax.training.trainlog import TrainLog
 from vit_jax.training.watchdog import Watchdog
-from vit_jax.training.workdir import CHECKPOINTS, METRICS, check_shared, claim, make_manifest
+from vit_jax.training.weights import objective_weights
+from vit_jax.training.workdir import (
+    CHECKPOINTS,
+    METRICS,
+    RECONSTRUCTIONS,
+    check_shared,
+    claim,
+    make_manifest,
+)
 
 
 def train(
@@ -72,7 +81,7 @@ def train(
         peers.agree("the training data", fingerprint(train_source))
         peers.agree("the test data", fingerprint(test_source))
     few_shot_tasks = open_tasks(config, peers)
-    num_classes = class_count(config, train_source)
+    num_classes, supervised = class_count(config, train_source), is_supervised(config)
     steps = step_count(config, len(train_source))
     origin = find_origin(config, num_classes)
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, build=origin.build)
@@ -144,8 +153,8 @@ def train(
                 return not stop.reached()
 
             ledger.enter("evaluate")
-            params = program.evaluated(state)
-            figures, row = evaluate(params, go_on), {}
+            params, own = program.evaluated(state), objective_weights(state)
+            figures, row = evaluate(params, own, go_on), {}
             if figures and few_shot.due(step, last=step == steps):
                 row = few_shot(params, go_on)
             if figures is None or row is None:
@@ -154,7 +163,21 @@ def train(
                 console.say(f"step {step} | {line}")
             if writer:
                 writer.write(step, {f"test/{name}": value for name, value in figures.items()} | row)
+            if not supervised:
+                picture = reconstruction_picture(evaluate.pictures(params, own))
+                if leader:
+                    file = workdir / RECONSTRUCTIONS / f"{step}.png"
+                    file.parent.mkdir(exist_ok=True)
+                    file.write_bytes(picture)
+                    report(step, figures)
             return figures
+
+        def report(step: int, figures: dict[str, float], samples=(), looks=()) -> Path:
+            """Written at the end, and with each picture of an objective that has such."""
+            table = {f"test {name}": f"{value:,.4g}" for name, value in figures.items()}
+            drawn = kept_pictures(workdir / RECONSTRUCTIONS)
+            pictures = {"Test images: original, visible, predicted": drawn, "What it sees": dict(looks)}
+            return write_report(workdir, table | {"steps": f"{step:,}"}, samples, pictures)
 
         figures = checkpoints.figures.get(first_step)
         if (
@@ -207,15 +230,14 @@ def train(
             return {}  # Stopped again in the evaluation that a signal had cut off.
         ledger.enter("save")
         params = program.evaluated(state)
-        samples = evaluate.samples(params)
-        looks = attention_figures(program.graphdef, params, mesh, [sample.image for sample in samples])
+        samples = evaluate.samples(params) if supervised else ()
+        looks = attention_figures(program.graphdef, params, mesh, evaluate.images())
         if leader:
-            table = {f"test {name}": f"{value:,.4g}" for name, value in figures.items()}
-            report = write_report(workdir, table | {"steps": f"{steps:,}"}, samples, looks)
+            written = report(steps, figures, samples, looks)
             checkpoints.wait()
             console.say(f"done after {duration(time.time() - started)} | {in_words(figures)}")
             console.say(ledger.in_words())
-            console.say(f"report: {report}")
+            console.say(f"report: {written}")
         return figures
 
 
@@ -263,8 +285,15 @@ def train_crop(config: ConfigDict) -> TrainCrop:
 
 
 def class_count(config: ConfigDict, source: Source) -> int:
-    """Width of the head: the config's, or the data set's own."""
+    """Width of the head: the config's, or the data set's own; 0 for an objective without labels."""
+    if not is_supervised(config):
+        return 0
     found = len(source.class_names)
+    if not found:
+        raise UserError(
+            f"{config.data.path} has no labels: it must hold a folder per class, or the objective must do "
+            "without (config.objective.name='masked_patch' or 'mae')"
+        )
     if config.data.num_classes is not None and config.data.num_classes < found:
         raise UserError(
             f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes"
@@ -300,10 +329,8 @@ def from_items(items: dict) -> tuple[State, Metrics]:
 
 def in_words(figures: dict[str, float]) -> str:
     """An evaluation as part of a line."""
-    return (
-        f"test accuracy {figures['accuracy']:.2%} | test loss {figures['loss']:.4f} "
-        f"({figures['images']:.0f} images)"
-    )
+    accuracy = f"test accuracy {figures['accuracy']:.2%} | " if "accuracy" in figures else ""
+    return f"{accuracy}test loss {figures['loss']:.4f} ({figures['images']:.0f} images)"
 
 
 def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origin) -> str:
@@ -315,7 +342,9 @@ def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origi
         )
         shown = params | {"blocks": {f"00-{len(blocks) - 1:02d}": stacked}}
     table = parameter_overview.get_parameter_overview(shown, include_stats=False)
-    images = manifest["images"]
+    images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
+    own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
+    objective = f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
     return "\n".join(
         [
             table,
@@ -323,7 +352,8 @@ def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origi
             f"{config.model.dtype}",
             *(f"from     {line}" for line in origin.found),
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
-            f"{images['test']:,} to test, {manifest['num_classes']:,} classes",
+            f"{images['test']:,} to test" + (classes if manifest["num_classes"] else ""),
+            f"trains   {objective}",
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
             f"batch {config.batch_size} ({config.batch_size / jax.device_count():g} a device)"
             + "".join(f", {axis} {size}" for axis, size in program.mesh.shape.items() if size > 1),

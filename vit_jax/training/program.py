@@ -6,18 +6,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.models import abstract, count_multiply_adds, model_factory
+from vit_jax.models import abstract, model_factory
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.rules import optimizer_shardings, parameter_shardings
+from vit_jax.training.objectives import forward_multiply_adds, make_objective
 from vit_jax.training.optimizer import make_optimizer, make_schedule
 from vit_jax.training.step import Metrics, State, init_metrics, init_state, make_train_step, weights_of
-from vit_jax.training.weights import Weights, effective, init_extra, trained
+from vit_jax.training.weights import Weights, effective, init_extra, objective_weights, trained
 from vit_jax.training.workdir import model_arguments
+
+OBJECTIVE = 2**31  # Folded into the seed for the objective's parameters.
 
 
 class Program(NamedTuple):
@@ -25,7 +29,8 @@ class Program(NamedTuple):
 
     build: Callable[..., nnx.Module]  # Makes the model from `rngs=`.
     init_extra: Callable[[dict], dict]  # What only training has, from the model's parameters.
-    graphdef: nnx.GraphDef
+    graphdef: nnx.GraphDef  # Of the model.
+    objective: nnx.GraphDef
     optimizer: optax.GradientTransformation
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
@@ -57,11 +62,13 @@ class Program(NamedTuple):
     def flops(self) -> float:
         """Operations of a training step for each image, at least: a multiply-add is two, and the backward
         pass takes twice the forward's."""
-        return 6.0 * count_multiply_adds(nnx.merge(self.graphdef, self.state["params"]))
+        objective = nnx.merge(self.objective, objective_weights(self.state))
+        return 6.0 * forward_multiply_adds(objective, nnx.merge(self.graphdef, self.state["params"]))
 
     def initial_metrics(self) -> Metrics:
         """Zeros."""
-        return jax.device_put(init_metrics(), replicated(self.mesh))
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.metrics)
+        return jax.device_put(zeros, replicated(self.mesh))
 
     def _first_weights(self, seed: int, params: dict | None) -> Weights:
         params = params or nnx.to_pure_dict(nnx.state(self.build(rngs=nnx.Rngs(seed))))
@@ -98,9 +105,16 @@ def make_program(
     frozen = config.finetune.train != "all"
     optimizer = make_optimizer(config.optimizer, schedule, partial(trained, config) if frozen else None)
     build = build or model_factory(num_classes=num_classes, **model_arguments(config))
-    graphdef, params = nnx.split(abstract(build))
+    model = abstract(build)
+    graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
-    make_extra = partial(init_extra, config)
+    objective, own = nnx.split(abstract(partial(make_objective, config, model)))
+
+    def make_extra(params):
+        key = jax.random.fold_in(jax.random.key(config.seed), OBJECTIVE)
+        own = nnx.state(make_objective(config, model, rngs=nnx.Rngs(params=key)))
+        return init_extra(config, params) | ({"objective": nnx.to_pure_dict(own)} if own else {})
+
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
     average = params if config.optimizer.average else {}
     optimizer_state = jax.eval_shape(optimizer.init, weights)
@@ -116,12 +130,13 @@ def make_program(
         build,
         make_extra,
         graphdef,
+        objective,
         optimizer,
         schedule,
         mesh,
         jax.tree.map(_shape, state, shardings),
-        jax.tree.map(lambda x: _shape(x, everywhere), init_metrics()),
-        make_train_step(graphdef, optimizer, config, mesh, shardings),
+        jax.tree.map(lambda x: _shape(x, everywhere), init_metrics(nnx.merge(objective, own).metrics)),
+        make_train_step(graphdef, objective, optimizer, config, mesh, shardings),
     )
 
 

@@ -53,13 +53,13 @@ class Sample(NamedTuple):
 def write_report(
     workdir: Path,
     figures: dict[str, str],
-    samples: Sequence[Sample],
-    looks: Mapping[str, bytes] | None = None,
+    samples: Sequence[Sample] = (),
+    pictures: Mapping[str, Mapping[str, bytes]] | None = None,
 ) -> Path:
     """Writes `report.html` from the workdir's config.json and metrics.jsonl; returns its path.
 
     Args:
-      looks: PNGs of what the model sees, by caption.
+      pictures: headings of more sections, and for each PNGs by caption.
     """
     config = json.loads((workdir / "config.json").read_text())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -71,11 +71,10 @@ def write_report(
     )
     wrong = sum(not _right(sample) for sample in samples)
     predictions = f"Predictions on {len(samples)} test images, {wrong} of them wrong"
-    sections = (
-        ("Curves", "curves", curves),
-        (predictions, "samples", "".join(map(_figure, samples))),
-        ("What it sees", "curves", "".join(_look(*look) for look in (looks or {}).items())),
-    )
+    sections = [("Curves", "curves", curves), (predictions, "samples", "".join(map(_figure, samples)))]
+    for heading, captioned in (pictures or {}).items():
+        drawn = "".join(_picture(*item) for item in captioned.items())
+        sections.append((html.escape(heading), "curves", drawn))
     body = "\n".join(
         f'<h2>{heading}</h2>\n<div class="{name}">{content}</div>'
         for heading, name, content in sections
@@ -130,7 +129,7 @@ def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) ->
     return svg[svg.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
-def _look(caption: str, png: bytes) -> str:
+def _picture(caption: str, png: bytes) -> str:
     source, caption = base64.b64encode(png).decode(), html.escape(caption, quote=True)
     image = f'<img alt="{caption}" src="data:image/png;base64,{source}">'
     return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"

@@ -5,7 +5,7 @@ only training has) and `average` may be empty; every random number of step t is 
 from (seed, t), so nothing random is kept between steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -21,19 +21,24 @@ from vit_jax.models.layers import normalize, placing
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.rules import place_activation
 from vit_jax.training.augment import augment
-from vit_jax.training.objective import batch_targets, classification_loss, correct
 from vit_jax.training.optimizer import average_share
-from vit_jax.training.weights import Weights, effective, trained
+from vit_jax.training.weights import Weights, effective, objective_weights, trained
 
-AUGMENT = 2**31  # Folded into a step's key; dropout folds in small numbers.
+# Folded into a step's key; dropout folds in small numbers.
+AUGMENT, PREPARE = 2**31, 2**31 + 1
+EVALUATE = 2**32 - 1  # In place of a step.
 
 State = dict
 Metrics = dict[str, jax.Array]
 
 
-def init_metrics() -> Metrics:
-    """Sums over the finite steps since the last log line, and the state's counts of skipped ones."""
-    sums = {name: np.float32(0) for name in ("loss", "accuracy", "gradient_norm", "steps")}
+def init_metrics(names: Sequence[str]) -> Metrics:
+    """Sums over the finite steps since the last log line, and the state's counts of skipped ones.
+
+    Args:
+      names: the objective's own metrics.
+    """
+    sums = {name: np.float32(0) for name in ("loss", *names, "gradient_norm", "steps")}
     return sums | {"skipped": _no_skips()}
 
 
@@ -54,6 +59,7 @@ def _no_skips() -> dict[str, np.int32]:
 
 def make_train_step(
     graphdef: nnx.GraphDef,
+    objective: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
     config: ConfigDict,
     mesh: Mesh,
@@ -81,10 +87,9 @@ def make_train_step(
         weights = jax.tree.map(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x), weights, trained(config, weights)
         )
-        logits = _logits(graphdef, mesh, effective(weights), micro["image"], nnx.Rngs(dropout=key))
-        targets = batch_targets(micro, logits.shape[-1], config.loss.name)
-        losses = classification_loss(logits, targets, config.loss.name, config.loss.label_smoothing)
-        return losses.mean(), correct(logits, micro["labels"]).mean()
+        own, rngs = objective_weights(weights), nnx.Rngs(dropout=key)
+        losses, more = _losses(graphdef, objective, mesh, effective(weights), own, micro, rngs)
+        return losses.mean(), jax.tree.map(jnp.mean, more)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
@@ -104,16 +109,19 @@ def make_train_step(
                 jnp.add, total, gradient_of(weights, micro, jax.random.fold_in(key, index))
             ), None
 
-        zero = jax.tree.map(jnp.zeros_like, ((jnp.zeros(()), jnp.zeros(())), weights))
-        total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), jax.tree.map(cut, batch)))
+        micros = jnp.arange(parts), jax.tree.map(cut, batch)
+        first = jax.tree.map(lambda x: x[0], micros[1])
+        zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradient_of, weights, first, key))
+        total, _ = jax.lax.scan(add, zero, micros)
         return jax.tree.map(lambda x: x / parts, total)
 
     def train_step(state, metrics, batch):
         step = state["step"] + 1
         key = jax.random.fold_in(jax.random.key(config.seed), step)
         batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
-        old = weights_of(state)
-        (loss, accuracy), gradient = accumulate(old, batch, key)
+        old, drawing = weights_of(state), jax.random.fold_in(key, PREPARE)
+        batch = _prepare(objective, objective_weights(old), mesh, batch, drawing)
+        (loss, more), gradient = accumulate(old, batch, key)
         norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
         weights = optax.apply_updates(old, updates)
@@ -131,7 +139,7 @@ def make_train_step(
             "total": state["skipped"]["total"] + ~finite,
             "in_a_row": jnp.where(finite, 0, state["skipped"]["in_a_row"] + 1),
         }
-        sums = {"loss": loss, "accuracy": accuracy, "gradient_norm": norm, "steps": 1.0}
+        sums = {"loss": loss, **more, "gradient_norm": norm, "steps": 1.0}
         metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
         metrics["skipped"] = skipped
         average = state["average"]
@@ -157,7 +165,8 @@ def make_forward(
     """Compiles `(params, batch) -> logits`, the same on every device."""
 
     def forward(params, batch):
-        return _logits(graphdef, mesh, params, batch["image"])
+        with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
+            return nnx.merge(graphdef, params)(normalize(batch["image"]))
 
     return jax.jit(
         forward, in_shardings=(params_shardings, split_batch(mesh)), out_shardings=replicated(mesh)
@@ -165,26 +174,54 @@ def make_forward(
 
 
 def make_eval_step(
-    graphdef: nnx.GraphDef, config: ConfigDict, mesh: Mesh, params_shardings: dict
-) -> Callable[[dict, dict], Metrics]:
-    """Compiles `(params, batch) -> {loss, accuracy, images}`, summed over the unmasked images."""
+    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, shardings: tuple
+) -> Callable[[dict, dict, dict, jax.Array], Metrics]:
+    """Compiles `(params, own, batch, first) -> {loss, ..., images}`, summed over the unmasked images.
 
-    def eval_step(params, batch):
-        logits = _logits(graphdef, mesh, params, batch["image"])
-        targets = batch_targets(batch, logits.shape[-1], config.loss.name)
-        losses = classification_loss(logits, targets, config.loss.name, smoothing=0.0)
+    What is drawn at random is the same for an image whenever it is evaluated: `first` is the number of the
+    batch's first image in its split.
+
+    Args:
+      shardings: of the model's parameters, and of the objective's own.
+    """
+    key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
+
+    def eval_step(params, own, batch, first):
+        batch = _prepare(objective, own, mesh, batch, key, first)
+        losses, more = _losses(graphdef, objective, mesh, params, own, batch)
         keep = batch["mask"]
-        return {
-            "loss": jnp.where(keep, losses, 0).sum(),
-            "accuracy": (correct(logits, batch["labels"]) & keep).sum(),
-            "images": keep.sum(),
-        }
+        sums = {name: jnp.where(keep, x, 0).sum() for name, x in {"loss": losses, **more}.items()}
+        return sums | {"images": keep.sum()}
 
     everywhere = replicated(mesh)
-    return jax.jit(eval_step, in_shardings=(params_shardings, split_batch(mesh)), out_shardings=everywhere)
+    return jax.jit(
+        eval_step, in_shardings=(*shardings, split_batch(mesh), everywhere), out_shardings=everywhere
+    )
 
 
-def _logits(graphdef, mesh, params, images, rngs=None) -> jax.Array:
-    """The model on uint8 images, its activations where the rules want them."""
+def make_pictures(
+    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, shardings: tuple
+) -> Callable[[dict, dict, dict], tuple[jax.Array, jax.Array]]:
+    """Compiles `(params, own, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8."""
+    key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
+
+    def pictures(params, own, batch):
+        batch = _prepare(objective, own, mesh, batch, key)
+        with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
+            drawn = nnx.merge(objective, own).pictures(nnx.merge(graphdef, params), batch)
+        return tuple(jnp.round(jnp.clip(x, 0, 255)).astype(jnp.uint8) for x in drawn)
+
+    return jax.jit(pictures, in_shardings=(*shardings, split_batch(mesh)), out_shardings=replicated(mesh))
+
+
+def _prepare(objective, own, mesh, batch, key, first=0) -> dict[str, jax.Array]:
+    """The batch with what the objective draws for each image, from the key and the image's number."""
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(len(batch["image"])))
+    drawn = nnx.merge(objective, own).prepare(batch, keys)
+    return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
+
+
+def _losses(graphdef, objective, mesh, params, own, batch, rngs=None) -> tuple[jax.Array, Metrics]:
+    """The objective's losses and metrics, activations where the rules want them."""
     with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
-        return nnx.merge(graphdef, params)(normalize(images), rngs)
+        return nnx.merge(objective, own)(nnx.merge(graphdef, params), batch, rngs)

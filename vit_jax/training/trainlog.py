@@ -94,13 +94,14 @@ class TrainLog:
 
         # With no finite step at all the means are NaN, and null in the file.
         finite = float(sums["steps"]) or float("nan")
-        means = {name: float(sums[name]) / finite for name in ("loss", "accuracy", "gradient_norm")}
+        means = {name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")}
         row = {"epoch": step * self._batch_size / self._images}
         row |= {f"train/{name}": value for name, value in means.items()}
         row["train/learning_rate"] = float(self._schedule(step))
         row["train/skipped_steps"] = float(sums["skipped"]["total"])
-        line = f"step {step}/{self._steps} | epoch {row['epoch']:.1f} | loss {means['loss']:.4f} | "
-        line += f"accuracy {means['accuracy']:.1%} | lr {row['train/learning_rate']:.2e}"
+        line = f"step {step}/{self._steps} | epoch {row['epoch']:.1f} | loss {means['loss']:.4f}"
+        line += f" | accuracy {means['accuracy']:.1%}" if "accuracy" in means else ""
+        line += f" | lr {row['train/learning_rate']:.2e}"
         if done:
             speed = done * self._batch_size / seconds
             row["train/images_per_second"] = speed

@@ -1,7 +1,7 @@
 """A run's weights: what of them is trained, and what the model computes with.
 
-They are `{"params", "extra"}`: the model's own, and those that only training has, such as the low-rank
-changes of LoRA (Hu et al., 2022).
+They are `{"params", "extra"}`: the model's own, and those that only training has: `lora`, low-rank changes
+(Hu et al., 2022), and `objective`, what the objective has beyond the model.
 """
 
 import re
@@ -39,6 +39,11 @@ def init_extra(config: ConfigDict, params: dict) -> dict:
     if not lora:
         raise UserError("config.finetune.train='lora' changes attention's products, and the model has none")
     return {"lora": lora}
+
+
+def objective_weights(weights: Weights) -> dict:
+    """The objective's own."""
+    return weights["extra"].get("objective", {})
 
 
 def effective(weights: Weights) -> dict:

@@ -4,6 +4,7 @@ config.json     the config, as given
 manifest.json   what followed from config and data: model, classes, steps, versions, devices
 checkpoints/    by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
+reconstructions/  of a self-supervised run: pictures by step
 """
 
 import functools
@@ -29,7 +30,7 @@ from vit_jax.training.checkpoint import load_items
 from vit_jax.training.weights import effective, init_extra
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
-METRICS = "metrics.jsonl"
+METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
 
 
@@ -114,7 +115,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     """A checkpoint of a run, the newest by default; the workdir is all it needs.
 
     Args:
-      which: a step, or `best` (by test accuracy).
+      which: a step, or `best` (by test accuracy, else test loss).
 
     Raises:
       UserError: there is no run or no such checkpoint, or it is damaged.

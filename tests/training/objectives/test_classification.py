@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.training.objective import class_targets, classification_loss, correct
+from vit_jax.training.objectives.classification import class_targets, classification_loss, correct
 
 LABELS = np.array([[2, -1, -1], [0, 3, -1], [4, 1, 4], [-1, -1, -1]])
 

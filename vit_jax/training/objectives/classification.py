@@ -6,6 +6,36 @@ Labels come as class indices `[batch, max_labels]`, padded with -1; most data se
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
+
+from vit_jax.models.layers import normalize
+
+
+class Classification(nnx.Module):
+    """Supervised: the logits of whole images against their labels; no parameters but the model's.
+
+    Args:
+      loss: `softmax`, or `sigmoid`, summed over the classes.
+      smoothing: share of the target that is spread over all classes in training.
+    """
+
+    metrics = ("accuracy",)
+
+    def __init__(self, loss: str, smoothing: float):
+        self.loss, self.smoothing = loss, smoothing
+
+    def prepare(self, batch: dict[str, jax.Array], keys: jax.Array) -> dict[str, jax.Array]:
+        """The batch itself: nothing is drawn."""
+        return batch
+
+    def __call__(
+        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Cross-entropy and precision at 1 of each image, `[batch]`."""
+        logits = model(normalize(batch["image"]), rngs)
+        targets = batch_targets(batch, logits.shape[-1], self.loss)
+        losses = classification_loss(logits, targets, self.loss, 0.0 if rngs is None else self.smoothing)
+        return losses, {"accuracy": correct(logits, batch["labels"])}
 
 
 def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:

@@ -1,0 +1,124 @@
+"""From images without labels to a fine-tuned model, by the real commands."""
+
+import base64
+import json
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.system.conftest import SMALL
+from tests.system.test_resume import assert_same
+
+SMALL_MAE = (
+    *SMALL,
+    "--config.model.position=sincos2d",
+    "--config.objective.name=mae",
+    "--config.objective.mask_ratio=0.75",
+    "--config.objective.decoder_dim=16",
+    "--config.objective.decoder_depth=1",
+    "--config.objective.decoder_heads=2",
+)
+
+
+@pytest.fixture(scope="module")
+def pretrained(run, tmp_path_factory):
+    """The workdir of a masked autoencoder that nothing disturbed, and what its run printed."""
+    workdir = tmp_path_factory.mktemp("pretrained") / "run"
+    result = run(*SMALL_MAE, f"--workdir={workdir}")
+    assert result.returncode == 0, result.stderr
+    return workdir, result.stdout
+
+
+def test_killed_pretraining_ends_with_the_same_bits(run, pretrained, tmp_path):
+    workdir = tmp_path / "run"
+    process = run.start(*SMALL_MAE, f"--workdir={workdir}")
+    while process.poll() is None and not (workdir / "checkpoints" / "20").exists():
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    result = run(*SMALL_MAE, f"--workdir={workdir}")
+    assert "continuing from" in result.stdout, result.stderr
+    assert_same(workdir, pretrained[0])
+
+
+def test_run_says_what_the_objective_has_and_what_it_came_to(pretrained):
+    _, printed = pretrained
+    assert re.search("^trains   mae, [0-9,]+ parameters of its own$", printed, re.MULTILINE)
+    assert re.search(r"^step 40 \| test loss [0-9.]+ \(360 images\)$", printed, re.MULTILINE)
+    assert "accuracy" not in printed and "classes" not in printed
+
+
+def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
+    workdir, _ = pretrained
+    html = (workdir / "report.html").read_text()
+    assert html.index("step 40") < html.index("step 20")
+    for step in (20, 40):
+        png = (workdir / "reconstructions" / f"{step}.png").read_bytes()
+        assert base64.b64encode(png).decode() in html
+    pixels = np.asarray(Image.open(workdir / "reconstructions" / "40.png"))
+    assert pixels.shape == (3 * 68, 6 * 68, 3)  # Three rows of six, 16 pixels shown as 64 in a frame.
+    original, visible, predicted = np.split(pixels, 3)
+    shares = [(original == other).all(-1).mean() for other in (visible, predicted)]
+    assert all(0.25 <= share < 0.45 for share in shares), shares
+
+
+def test_model_that_is_loaded_has_nothing_of_the_objective(pretrained):
+    model = vit_jax.load_model(pretrained[0], say=str)
+    assert model.num_classes == 0
+    assert model(np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 16)
+
+
+def test_best_checkpoint_is_that_of_the_least_loss(pretrained):
+    workdir, _ = pretrained
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["test/loss"] for row in rows if "test/loss" in row}
+    assert losses[40] < losses[20]
+    best, newest = (vit_jax.load_model(f"{workdir}{which}", say=str) for which in ("@best", "@40"))
+    np.testing.assert_array_equal(best.norm.scale[...], newest.norm.scale[...])
+
+
+def test_fine_tuning_starts_from_it_without_another_step(run, pretrained, tmp_path):
+    checkpoint = f"--config.finetune.checkpoint={pretrained[0]}"
+    tuning = "--config.model.pooling=gap", "--config.optimizer.layer_decay=0.65", "--config.steps=6"
+    model = SMALL_MAE[: len(SMALL) + 1]
+    result = run(*model, *tuning, checkpoint, f"--workdir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert "head/kernel none -> [16, 10], zero" in result.stdout
+    assert re.search(r"^from     dropped: cls$", result.stdout, re.MULTILINE)
+    assert "step 6 | test accuracy" in result.stdout
+
+
+def test_features_of_it_are_evaluated_as_any_others(run, pretrained, tmp_path):
+    arguments = "--suite=fewshot", "--set=digits:", "--shots=1", "--seeds=0", f"--out={tmp_path / 'out'}"
+    result = run(*arguments, f"--checkpoint={pretrained[0]}", module="vit_jax.evaluate")
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert (row["suite"], row["accuracy"] is None) == ("fewshot", False)
+
+
+def photographs(folder, count: int) -> None:
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        pixels = rng.integers(256, size=(20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
+def test_images_need_no_folders_of_classes(run, tmp_path):
+    photographs(tmp_path / "data" / "train", 40)
+    photographs(tmp_path / "data" / "test", 8)
+    data = "--config.data.source=folder", f"--config.data.path={tmp_path / 'data'}"
+    few = "--config.steps=2", "--config.optimizer.warmup_steps=1", "--config.objective.name=masked_patch"
+    result = run(*SMALL, *data, *few, f"--workdir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stderr
+    assert "40 images to train, 8 to test\n" in result.stdout
+
+    result = run(*SMALL, *data, f"--workdir={tmp_path / 'supervised'}")
+    assert result.returncode == 2
+    assert re.fullmatch("error: .*/data has no labels: it must hold a folder per class, .*\n", result.stderr)

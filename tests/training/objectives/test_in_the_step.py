@@ -1,0 +1,103 @@
+"""Objectives in the one training step and the one evaluation."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.training.objectives.small import SMALL, config_of
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.training.evaluator import Evaluator
+from vit_jax.training.program import Program, make_program
+
+OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {"mask_ratio": 0.75}}
+
+
+def program_of(name: str, **values) -> Program:
+    """Of plain gradient descent, which shows the gradient itself."""
+    config = config_of(name, **OBJECTIVES.get(name, {}))
+    config.model.update(dict(name="ViT-Ti/4", **SMALL))
+    plain = {"name": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
+    plain |= {"learning_rate": 0.1, "schedule": "constant", "warmup_steps": 0}
+    config.optimizer.update(plain)
+    config.batch_size, config.data.image_size, config.data.test_resize = 16, 16, 16
+    config.update_from_flattened_dict(values)
+    program = make_program(config, num_classes=0, steps=10, mesh=make_mesh(config.mesh))
+    return program, config
+
+
+def batch_of(mesh) -> dict:
+    images = np.random.default_rng(0).integers(256, size=(16, 16, 16, 3), dtype=np.uint8)
+    return to_devices({"image": images, "labels": np.full((16, 1), -1, np.int32)}, mesh)
+
+
+def stepped(name: str, **values) -> tuple[dict, list[dict]]:
+    """Weights on the host after two steps, and each step's metrics."""
+    program, config = program_of(name, **values)
+    state, metrics = program.initial_state(0), []
+    for _ in range(2):
+        state, sums = program.train_step(state, program.initial_metrics(), batch_of(program.mesh))
+        metrics.append(jax.device_get(sums))
+    return jax.device_get({name: state[name] for name in ("params", "extra")}), metrics
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_micro_batches_see_the_masks_of_the_whole_batch(name):
+    (whole, metrics), (parts, same) = (stepped(name, micro_batches=count) for count in (1, 4))
+    for one, other in zip(jax.tree.leaves((whole, metrics)), jax.tree.leaves((parts, same)), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_step_masks_differently_and_replays_to_the_same_bits(name):
+    still = {"optimizer.learning_rate": 0.0}
+    (_, (first, second)), (_, again) = stepped(name, **still), stepped(name, **still)
+    assert first["loss"] != second["loss"]
+    assert [one["loss"] for one in again] == [first["loss"], second["loss"]]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objectives_parameters_are_trained_beside_the_models(name):
+    program, _ = program_of(name)
+    before = jax.device_get(program.initial_state(0)["extra"])
+    after, _ = stepped(name)
+    changed = jax.tree.map(lambda old, new: not np.array_equal(old, new), before, after["extra"])
+    # The biases of keys do not change what is attended to.
+    unchanged = [path for path, x in jax.tree.leaves_with_path(changed) if not x]
+    assert all("qkv" in str(path) for path in unchanged), unchanged
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_evaluation_does_not_depend_on_the_batch(name):
+    figures = []
+    source = open_source("digits", "test[:40]")
+    for batch_size in (16, 40):
+        program, config = program_of(name, batch_size=batch_size)
+        state = program.initial_state(0)
+        evaluate = Evaluator(program, source, config, print)
+        figures.append(evaluate(state["params"], state["extra"]["objective"], lambda: True))
+    assert figures[0]["images"] == 40
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"augment.mixup": 0.2}, "augment.mixup is 0.2 and must be 0"),
+        ({"augment.level": "medium1"}, "augment.mixup is 0.2 and must be 0"),
+        ({"augment.erasing": 0.5}, "augment.erasing is 0.5 and must be 0"),
+        ({"finetune.train": "lora"}, "trains all parameters"),
+        ({"optimizer.average": 0.9}, "evaluates them as they are"),
+    ],
+)
+def test_what_an_objective_without_labels_cannot_use_is_refused(values, words):
+    with pytest.raises(UserError, match=words):
+        program_of("mae", **values)
+
+
+def test_objective_for_a_resnet_is_refused():
+    with pytest.raises(UserError, match="must be a ViT, not a hybrid or a ResNet"):
+        config = config_of("mae")
+        config.model.update(dict(name="BiT-R50x1", resnet_blocks=(1, 1)))
+        make_program(config, num_classes=0, steps=20_000, mesh=make_mesh(config.mesh))

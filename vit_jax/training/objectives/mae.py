@@ -1,0 +1,145 @@
+"""Masked autoencoders (He et al., 2022; 2111.06377): the encoder reads only what is visible."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models import initial
+from vit_jax.models.layers import named, normalize, run_layers
+from vit_jax.models.position import sincos2d
+from vit_jax.models.vit import EncoderBlock
+from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
+
+
+class MAE(nnx.Module):
+    """Predicts the pixels of hidden patches from the encoder's output for the visible ones.
+
+    Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token in place
+    of each hidden one and fixed positions.
+
+    Args:
+      model: the ViT that is trained; its positions are added at the stem.
+      ratio: share of the patches that is hidden; the visible ones are rounded down.
+      dim, depth, heads: of the decoder; its MLP is 4 dim wide.
+      normalize: predict each patch's pixels less their mean, over their deviation.
+
+    Raises:
+      UserError: no patch is hidden or visible, or the model needs all of its patches.
+    """
+
+    metrics = ()
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        ratio: float,
+        *,
+        dim: int,
+        depth: int,
+        heads: int,
+        normalize: bool,
+        rngs: nnx.Rngs,
+    ):
+        own_positions = model.rope or model.position == "relative" or model.position_at != "stem"
+        if own_positions or model.attention != "full":
+            raise UserError(
+                "config.objective.name='mae' leaves patches out: it needs model.attention='full' and "
+                "positions at the stem (model.position='sincos2d', '1d' or '2d', without rope)"
+            )
+        self.grid, self.patch, self.normalize = model.grid, model.patch_size, normalize
+        self.patches = math.prod(model.grid)
+        self.visible = math.floor(self.patches * (1 - ratio) + 1e-9)  # 10 (1 - 0.9) is 0.99...
+        if not 0 < self.visible < self.patches:
+            raise UserError(
+                f"config.objective.mask_ratio = {ratio} leaves {self.visible} of {self.patches} patches "
+                "visible; it must leave some, and hide some"
+            )
+        if dim % heads or dim % 4:
+            raise UserError(
+                f"config.objective.decoder_dim = {dim} must be divisible by 4 and by decoder_heads = {heads}"
+            )
+        dtype = model.patch_embedding.dtype
+        values = dict(dtype=dtype, rngs=rngs)
+        self.embedding = nnx.Linear(model.dim, dim, kernel_init=initial.xavier(), **values)
+        self.mask = nnx.Param(initial.normal(0.02)(rngs.params(), (1, 1, dim)))
+        same = dict(
+            mlp="gelu",
+            gelu="erf",
+            dropout=0.0,
+            stochastic_depth=0.0,
+            layer_scale=None,
+            qk_norm=False,
+            offsets=0,
+            epsilon=1e-6,
+        )
+        self.blocks = nnx.Dict(
+            {f"{layer:02d}": EncoderBlock(dim, heads, 4 * dim, **same, **values) for layer in range(depth)}
+        )
+        self.norm = nnx.LayerNorm(dim, epsilon=1e-6, **values)
+        outputs = self.patch**2 * model.channels
+        self.prediction = nnx.Linear(dim, outputs, kernel_init=initial.xavier(), dtype=jnp.float32, rngs=rngs)
+
+    def prepare(self, batch: dict[str, jax.Array], keys: jax.Array) -> dict[str, jax.Array]:
+        """The batch with `order` int32 `[batch, patches]`, drawn for each image from its key: the first are
+        visible."""
+        return batch | {"order": shuffled(keys, self.patches).astype(jnp.int32)}
+
+    def __call__(
+        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Squared error of each image, the mean over the pixels of its hidden patches.
+
+        Args:
+          batch: `image` uint8 `[batch, height, width, channels]`, and what `prepare` drew.
+        """
+        targets = pick(patchify(normalize(batch["image"]), self.patch), batch["order"][:, self.visible :])
+        if self.normalize:
+            mean, deviation = moments(targets)
+            targets = (targets - mean) / deviation
+        return jnp.square(self.predict(model, batch, rngs) - targets).mean(axis=(1, 2)), {}
+
+    def predict(
+        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
+        """Pixels of the hidden patches in the order's sequence, float32 `[batch, hidden, pixels]`."""
+        visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)
+        x = model.assemble(model.patches(normalize(batch["image"])), rngs, keep=visible)
+        x = self.embedding(model.norm(model.encode(x, rngs)))
+        positions = jnp.asarray(sincos2d(self.grid, self.mask.shape[-1]), x.dtype)
+        special = x[:, : model.special]
+        seen = x[:, model.special : model.special + self.visible] + positions[visible]
+        masks = self.mask[...].astype(x.dtype) + positions[hidden]
+        # Hidden first, as the last layer returns what comes first; attention does not mind the order.
+        x = named("tokens", jnp.concatenate([masks, special, seen], axis=1))
+
+        def call(block, x, _, read=None):
+            return named("tokens", block(x, read=read))
+
+        *blocks, last = self.blocks.values()
+        x = run_layers(call, blocks, x, [None] * len(blocks), remat=model.remat, scan=model.scan)
+        x = run_layers(
+            lambda *inputs: call(*inputs, read=hidden.shape[1]), [last], x, [None], remat=model.remat
+        )
+        return self.prediction(self.norm(x))
+
+    def pictures(self, model: nnx.Module, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """The images with hidden patches in grey, and with what is predicted in them, in [0, 255].
+
+        A normalised prediction gets the mean and deviation of what was there, which it does not say.
+        """
+        hidden = batch["order"][:, self.visible :]
+        pixels, known = self.predict(model, batch), patchify(normalize(batch["image"]), self.patch)
+        if self.normalize:
+            mean, deviation = moments(pick(known, hidden))
+            pixels = pixels * deviation + mean
+        filled = (put(known, hidden, content) for content in (jnp.zeros_like(pixels), pixels))
+        return tuple((unpatchify(patches, self.grid, self.patch) + 1) * 127.5 for patches in filled)
+
+
+def moments(patches: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and deviation of each patch's pixels, `[batch, patches, 1]`; of n pixels, with n - 1."""
+    mean = patches.mean(axis=-1, keepdims=True)
+    return mean, jnp.sqrt(patches.var(axis=-1, keepdims=True, ddof=1) + 1e-6)

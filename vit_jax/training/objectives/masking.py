@@ -1,0 +1,34 @@
+"""Patches as rows of pixels, and which of an image's patches a self-supervised objective hides."""
+
+import jax
+import jax.numpy as jnp
+
+
+def patchify(images: jax.Array, patch: int) -> jax.Array:
+    """`[batch, height, width, channels]` to `[batch, patches, patch * patch * channels]`, in raster order."""
+    batch, height, width, channels = images.shape
+    grid = images.reshape(batch, height // patch, patch, width // patch, patch, channels)
+    return grid.swapaxes(2, 3).reshape(batch, -1, patch * patch * channels)
+
+
+def unpatchify(patches: jax.Array, grid: tuple[int, int], patch: int) -> jax.Array:
+    """The images again, from `[batch, patches, patch * patch * channels]`."""
+    rows, columns = grid
+    pixels = patches.reshape(len(patches), rows, columns, patch, patch, -1)
+    return pixels.swapaxes(2, 3).reshape(len(patches), rows * patch, columns * patch, -1)
+
+
+def shuffled(keys: jax.Array, patches: int) -> jax.Array:
+    """A random order of the patches of each image, `[batch, patches]`; every order is as likely."""
+    noise = jax.vmap(lambda key: jax.random.uniform(key, (patches,)))(keys)
+    return jnp.argsort(noise, axis=1)
+
+
+def pick(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rows of each image, `[batch, tokens, dim]` at `[batch, picked]` to `[batch, picked, dim]`."""
+    return jnp.take_along_axis(x, positions[..., None], axis=1)
+
+
+def put(x: jax.Array, positions: jax.Array, rows: jax.Array) -> jax.Array:
+    """`x` with other rows at these positions of each image; what `pick` reads."""
+    return x.at[jnp.arange(len(x))[:, None], positions].set(rows.astype(x.dtype))
