@@ -9,7 +9,9 @@ import pytest
 @pytest.fixture(scope="session")
 def torch():
     """PyTorch; the test is skipped where it is not installed."""
-    return pytest.importorskip("torch")
+    library = pytest.importorskip("torch")
+    library.set_num_threads(1)  # More would spin, on the cores of the other tests.
+    return library
 
 
 @pytest.fixture(scope="session")

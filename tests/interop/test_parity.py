@@ -29,30 +29,37 @@ def randomise(torch, model):
     return model.eval()
 
 
+# Twelve layers, whose order could be mistaken, and the whole ResNet once; elsewhere two layers show the same.
 VITS = {
     "ViT-Ti/16": ("vit_tiny_patch16_224", dict(size=224)),
-    "ViT-Ti/16 at 96": ("vit_tiny_patch16_224", dict(size=96)),
-    "ViT-S/32": ("vit_small_patch32_224", dict(size=224)),
-    "ViT-S/32 at 96": ("vit_small_patch32_224", dict(size=96)),
-    "ViT-B/16": ("vit_base_patch16_224", dict(size=224)),
-    "ViT-B/16 at 96": ("vit_base_patch16_224", dict(size=96)),
-    "DeiT-Ti distilled": ("deit_tiny_distilled_patch16_224", dict(size=224)),
-    "DeiT-Ti distilled at 96": ("deit_tiny_distilled_patch16_224", dict(size=96)),
+    "ViT-Ti/16 at 96": ("vit_tiny_patch16_224", dict(size=96, depth=2)),
+    "ViT-S/32": ("vit_small_patch32_224", dict(size=224, depth=2)),
+    "ViT-S/32 at 96": ("vit_small_patch32_224", dict(size=96, depth=2)),
+    "ViT-B/16": ("vit_base_patch16_224", dict(size=224, depth=2)),
+    "ViT-B/16 at 96": ("vit_base_patch16_224", dict(size=96, depth=2)),
+    "DeiT-Ti distilled": ("deit_tiny_distilled_patch16_224", dict(size=224, depth=2)),
+    "DeiT-Ti distilled at 96": ("deit_tiny_distilled_patch16_224", dict(size=96, depth=2)),
     "R26+ViT-S/32": ("vit_small_r26_s32_224", dict(size=224)),
-    "R26+ViT-S/32 at 96": ("vit_small_r26_s32_224", dict(size=96)),
-    "R+ViT-Ti/16": ("vit_tiny_r_s16_p8_224", dict(size=224)),
-    "gap": ("vit_tiny_patch16_224", dict(size=160, global_pool="avg", class_token=False, fc_norm=False)),
+    "R26+ViT-S/32 at 96": ("vit_small_r26_s32_224", dict(size=96, depth=2)),
+    "R+ViT-Ti/16": ("vit_tiny_r_s16_p8_224", dict(size=224, depth=2)),
+    "gap": (
+        "vit_tiny_patch16_224",
+        dict(size=160, depth=2, global_pool="avg", class_token=False, fc_norm=False),
+    ),
     "map, QK-norm": (
         "vit_tiny_patch16_224",
-        dict(size=160, global_pool="map", class_token=False, qk_norm=True),
+        dict(size=160, depth=2, global_pool="map", class_token=False, qk_norm=True),
     ),
-    "registers": ("vit_tiny_patch16_224", dict(size=160, reg_tokens=3, no_embed_class=True)),
-    "LayerScale": ("vit_tiny_patch16_224", dict(size=160, init_values=1e-5)),
-    "tanh GELU, one channel": ("vit_tiny_patch16_224", dict(size=160, act_layer="gelu_tanh", in_chans=1)),
-    "not square": ("vit_tiny_patch16_224", dict(size=(96, 288))),
+    "registers": ("vit_tiny_patch16_224", dict(size=160, depth=2, reg_tokens=3, no_embed_class=True)),
+    "LayerScale": ("vit_tiny_patch16_224", dict(size=160, depth=2, init_values=1e-5)),
+    "tanh GELU, one channel": (
+        "vit_tiny_patch16_224",
+        dict(size=160, depth=2, act_layer="gelu_tanh", in_chans=1),
+    ),
+    "not square": ("vit_tiny_patch16_224", dict(size=(96, 288), depth=2)),
     # With the class token its table has 5 x 5 rows.
-    "not square, as if": ("vit_tiny_patch16_224", dict(size=(64, 96))),
-    "registers with positions": ("vit_tiny_patch16_224", dict(size=96, reg_tokens=3)),
+    "not square, as if": ("vit_tiny_patch16_224", dict(size=(64, 96), depth=2)),
+    "registers with positions": ("vit_tiny_patch16_224", dict(size=96, depth=2, reg_tokens=3)),
     "SwiGLU": ("vit_giant_patch14_dinov2", dict(size=70, embed_dim=192, depth=2, num_heads=3)),
 }
 
@@ -142,11 +149,15 @@ TRANSFORMERS = {
     "ViT, tanh GELU, 160": (
         "ViTForImageClassification",
         "ViTConfig",
-        dict(hidden_act="gelu_new", image_size=160),
+        dict(hidden_act="gelu_new", image_size=160, num_hidden_layers=2),
     ),
-    "DeiT": ("DeiTForImageClassification", "DeiTConfig", {}),
-    "DeiT distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {}),
-    "DeiT distilled, 160": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", dict(image_size=160)),
+    "DeiT": ("DeiTForImageClassification", "DeiTConfig", dict(num_hidden_layers=2)),
+    "DeiT distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", dict(num_hidden_layers=2)),
+    "DeiT distilled, 160": (
+        "DeiTForImageClassificationWithTeacher",
+        "DeiTConfig",
+        dict(image_size=160, num_hidden_layers=2),
+    ),
 }
 
 
@@ -187,23 +198,23 @@ def test_transformers_pooler_is_the_pre_logits_layer(torch, transformers, tmp_pa
 OURS = {
     "timm": {
         "ViT-Ti/16": {},
-        "ViT-Ti/16 at 160": dict(image_size=160, gelu="erf"),
-        "ViT-S/32 not square": dict(image_size=(64, 160), channels=4),
+        "ViT-Ti/16 at 160": dict(depth=2, image_size=160, gelu="erf"),
+        "ViT-S/32 not square": dict(depth=2, image_size=(64, 160), channels=4),
         "ViT-B/16": dict(depth=2),
-        "ViT-Ti/16 distilled": dict(distillation="heads", image_size=64),
-        "ViT-Ti/16 gap": dict(pooling="gap", image_size=64),
-        "ViT-Ti/16 map": dict(pooling="map", image_size=64, gelu="erf", qk_norm=True),
-        "ViT-Ti/16 registers": dict(registers=4, layer_scale=0.1, image_size=64),
+        "ViT-Ti/16 distilled": dict(depth=2, distillation="heads", image_size=64),
+        "ViT-Ti/16 gap": dict(depth=2, pooling="gap", image_size=64),
+        "ViT-Ti/16 map": dict(depth=2, pooling="map", image_size=64, gelu="erf", qk_norm=True),
+        "ViT-Ti/16 registers": dict(depth=2, registers=4, layer_scale=0.1, image_size=64),
         "ViT-Ti/16 swiglu": dict(mlp="swiglu", hidden=200, image_size=64, depth=2),
         "R26+ViT-S/32": dict(resnet_epsilons="timm"),
-        "R+ViT-Ti/16": dict(resnet_epsilons="timm", image_size=160),
+        "R+ViT-Ti/16": dict(depth=2, resnet_epsilons="timm", image_size=160),
     },
     "transformers": {
         "ViT-Ti/16": {},
-        "ViT-S/32 not square": dict(image_size=(64, 160), gelu="erf", norm_epsilon=1e-12),
+        "ViT-S/32 not square": dict(depth=2, image_size=(64, 160), gelu="erf", norm_epsilon=1e-12),
         "ViT-B/16": dict(depth=2),
-        "ViT-Ti/16 DeiT": dict(distillation="token", image_size=64),
-        "ViT-Ti/16 distilled": dict(distillation="heads", image_size=64),
+        "ViT-Ti/16 DeiT": dict(depth=2, distillation="token", image_size=64),
+        "ViT-Ti/16 distilled": dict(depth=2, distillation="heads", image_size=64),
     },
 }
 

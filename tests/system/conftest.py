@@ -50,7 +50,7 @@ FAST_COMPILE = "--xla_backend_optimization_level=0"
 
 
 class Runner:
-    """Starts `python -m vit_jax.main`; compiled programs are shared by all the tests."""
+    """Starts `python -m vit_jax.main`; compiled programs are shared by all the tests of all workers."""
 
     def __init__(self, cache: Path):
         self.environment = os.environ | {
@@ -89,7 +89,9 @@ class Runner:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Runner:
-    return Runner(tmp_path_factory.mktemp("cache"))
+    base = tmp_path_factory.getbasetemp()
+    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # Each worker has a folder in it.
+    return Runner(session / "cache")
 
 
 class Disk(NamedTuple):

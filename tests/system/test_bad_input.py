@@ -158,7 +158,7 @@ def test_more_unreadable_images_than_the_limit_stop_the_run(run, tmp_path):
 
 def test_full_disk_is_named_and_the_last_checkpoint_stays(run, small_disk):
     workdir = small_disk.path / "run"
-    arguments = (*SMALL, "--config.model.dim=64", "--config.steps=400", f"--workdir={workdir}")
+    arguments = (*SMALL, "--config.model.dim=64", "--config.steps=80", f"--workdir={workdir}")
     line = fails(run, *arguments, "--config.checkpoint.keep_last=100")
     assert "no space left for a checkpoint" in line
     assert "the last good checkpoint is" in line

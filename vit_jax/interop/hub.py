@@ -3,9 +3,6 @@
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from vit_jax.errors import UserError
 
 _FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
@@ -20,6 +17,10 @@ def download(address: str) -> Path:
     Raises:
       UserError: it is not on the Hub, or the Hub cannot be reached.
     """
+    # Not where a training run would wait for them.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", address)
     if not match:
         raise UserError(f"{address!r} is not of the form hf://owner/name or hf://owner/name@revision")

@@ -3,10 +3,15 @@
 import math
 
 import numpy as np
-from scipy.ndimage import zoom
 
 from vit_jax.errors import UserError
 from vit_jax.models.resnet import resnet_stride
+
+
+def _zoom(array: np.ndarray, factors: tuple[float, ...]) -> np.ndarray:
+    from scipy.ndimage import zoom  # A third of a second to import, which every run would wait for.
+
+    return zoom(array, factors, order=1)
 
 
 def resize_positions(
@@ -27,13 +32,13 @@ def resize_positions(
     table = np.asarray(table)
     dim = table.shape[-1]
     grid = table[0, special:].reshape(*old, dim)
-    grid = zoom(grid, (new[0] / old[0], new[1] / old[1], 1), order=1)
+    grid = _zoom(grid, (new[0] / old[0], new[1] / old[1], 1))
     return np.concatenate([table[:, :special], grid.reshape(1, -1, dim)], axis=1)
 
 
 def resize_axis(table: np.ndarray, length: int) -> np.ndarray:
     """The same for the rows or the columns of a 2-D table, `[old length, dim]` to `[length, dim]`."""
-    return zoom(np.asarray(table), (length / len(table), 1), order=1)
+    return _zoom(np.asarray(table), (length / len(table), 1))
 
 
 def image_size_of(
