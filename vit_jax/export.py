@@ -38,6 +38,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{file}: the name ends in .stablehlo or .onnx, which says the format")
     if file.exists():
         raise UserError(f"{file} exists; give another name")
+    if not file.parent.is_dir():
+        raise UserError(f"there is no folder {file.parent} for {file.name}")
 
     import vit_jax
 

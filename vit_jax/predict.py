@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--embed={embed}: write features to a .safetensors or .parquet file")
     if embed and embed.exists() and not OVERWRITE.value:
         raise UserError(f"{embed} exists; give --overwrite or another --embed")
+    if embed and not embed.parent.is_dir():
+        raise UserError(f"there is no folder {embed.parent} for --embed={embed}")
     images = ImageFiles(find_images(arguments))
     command.use_compilation_cache()
 

@@ -15,15 +15,21 @@ import numpy as np
 from absl import flags
 
 from vit_jax import command
+from vit_jax.config import from_json
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.files import ImageFiles, find_images
 from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
 )
-IMAGES = flags.DEFINE_list("images", [], "Images, folders or patterns, with commas; or - for standard input.")
+IMAGES = flags.DEFINE_list(
+    "images",
+    [],
+    "Images, folders or patterns, with commas; or - for standard input. Without: a run's test images.",
+)
 OUT = flags.DEFINE_string("out", None, "Folder for the figures: new, or empty.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Write into a folder that holds files.")
 MOST = flags.DEFINE_integer("most", 16, "Images that are shown.", lower_bound=1, upper_bound=64)
@@ -44,12 +50,14 @@ h1 { font-size: 1.4rem; }
 def main(arguments: list[str]) -> None:
     if arguments:
         raise UserError(f"unexpected argument {arguments[0]!r}; images are --images=PATH,PATH")
-    if not CHECKPOINT.value or not IMAGES.value or not OUT.value:
+    if not CHECKPOINT.value or not OUT.value:
         raise UserError("give --checkpoint=WORKDIR, --images=PATH and --out=DIR")
     out = Path(OUT.value)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give --out=DIR, a folder")
     if out.exists() and any(out.iterdir()) and not OVERWRITE.value:
         raise UserError(f"{out} holds files; give --overwrite or another --out")
-    files = ImageFiles(find_images(IMAGES.value))
+    source = ImageFiles(find_images(IMAGES.value)) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
     import vit_jax
@@ -60,7 +68,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("the model has no attention (BiT): there is nothing to show of it")
     if model.channels != 3:
         raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
-    names, images = read(files, model.image_size, MOST.value)
+    names, images = read(source, model.image_size, MOST.value)
     draw_all(
         model,
         names,
@@ -94,7 +102,10 @@ def draw_all(
 
     found = look(model, images, batch_size)
     arrays, drawn, undefined = {"images": images}, {}, {}
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
         """A figure into the folder and its arrays among the others."""
@@ -188,7 +199,22 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
     return found | ({"distance": distance} if "rollout" in found else {})
 
 
-def read(files: ImageFiles, size: tuple[int, int], most: int) -> tuple[list[str], np.ndarray]:
+def test_images(checkpoint: str) -> Source:
+    """Those of the run that the checkpoint is of.
+
+    Raises:
+      UserError: it is of no run.
+    """
+    from vit_jax.training.loop import open_sources
+    from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
+
+    path, _ = place_of(checkpoint)
+    if not (path / CONFIG).is_file() or not (path / MANIFEST).is_file():
+        raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
+    return open_sources(from_json((path / CONFIG).read_text()))[1]
+
+
+def read(source: Source, size: tuple[int, int], most: int) -> tuple[list[str], np.ndarray]:
     """Names and pixels of the first readable images: the largest centred part of the model's aspect ratio,
     uint8 `[images, height, width, 3]`.
 
@@ -196,18 +222,18 @@ def read(files: ImageFiles, size: tuple[int, int], most: int) -> tuple[list[str]
       UserError: none is readable.
     """
     crop, names, images = TestCrop(size, "short_side", min(size)), [], []
-    for index in range(len(files)):
+    for index in range(len(source)):
         if len(images) == most:
-            print(f"note: the first {most} of {len(files)} images are shown (--most)")
+            print(f"note: the first {most} of {len(source)} images are shown (--most)")
             break
         try:
-            images.append(crop(files[index].image))
+            images.append(crop(source[index].image))
         except Unreadable:
-            print(f"unreadable image skipped: {files.describe(index)}")
+            print(f"unreadable image skipped: {source.describe(index)}")
             continue
-        names.append(Path(files.describe(index)).name)
+        names.append(Path(source.describe(index)).name)
     if not images:
-        raise UserError(f"none of the {len(files)} files is an image that can be read")
+        raise UserError(f"none of the {len(source)} files is an image that can be read")
     return names, np.stack(images)
 
 

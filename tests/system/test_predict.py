@@ -119,6 +119,7 @@ def test_standard_input_is_paths_or_an_image(predict, folder, lines):
         (["{empty}"], "no images (.jpg, .jpeg, .png, .webp) in"),
         (["{folder}/broken.jpg"], "none of the 1 files is an image"),
         (["--embed=f.npy", "{folder}"], ".safetensors or .parquet"),
+        (["--embed=nowhere/f.parquet", "{folder}"], "there is no folder nowhere"),
         (["--resize=8", "{folder}"], "--resize=8 is less than the 16 pixels"),
     ],
 )
