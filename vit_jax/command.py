@@ -58,6 +58,17 @@ def _explain(error: BaseException) -> str:
     return last
 
 
+def parse_image_size(text: str) -> int | tuple[int, int]:
+    """`384`, or `256x384` for a height and a width.
+
+    Raises:
+      UserError: neither.
+    """
+    if not (match := re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)):
+        raise UserError(f"--image_size={text} is neither a number of pixels nor HEIGHTxWIDTH")
+    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
+
+
 def use_compilation_cache() -> None:
     """Keeps compiled programs under the user's cache folder, unless JAX_COMPILATION_CACHE_DIR says where."""
     import jax

@@ -34,7 +34,8 @@ def main(arguments: list[str]) -> None:
         raise UserError("usage: python -m vit_jax.convert SOURCE DESTINATION [--to=google|timm|transformers]")
     source, destination = arguments[0], Path(arguments[1])
     changes = {name: getattr(flags.FLAGS, name) for name in _OPTIONS}
-    changes["image_size"] = _size(flags.FLAGS.image_size)
+    if flags.FLAGS.image_size:
+        changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
     changes = {name: value for name, value in changes.items() if value is not None}
 
     checkpoint = open_any(source, changes.get("image_size"))
@@ -49,14 +50,6 @@ def main(arguments: list[str]) -> None:
     for line in done.describe():
         print(line)
     print(f"wrote {destination} for {LIBRARIES[library]}; read back, it is the same bit for bit")
-
-
-def _size(text: str | None) -> int | tuple[int, int] | None:
-    if text is None:
-        return None
-    if not (match := re.fullmatch(r"(\d+)(?:x(\d+))?", text)):
-        raise UserError(f"--image_size={text} is neither a number of pixels nor HEIGHTxWIDTH")
-    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def _library(destination: Path, checkpoint: Checkpoint, values: dict) -> str:

@@ -21,7 +21,7 @@ from vit_jax import command
 from vit_jax.errors import UserError
 
 UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
-IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "Pixels, if not the checkpoint's.", lower_bound=1)
+IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
 NUM_CLASSES = flags.DEFINE_integer("num_classes", None, "0: without the head, for features.", lower_bound=0)
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -38,11 +38,15 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{file}: the name ends in .stablehlo or .onnx, which says the format")
     if file.exists():
         raise UserError(f"{file} exists; give another name")
+    if not file.parent.is_dir():
+        raise UserError(f"there is no folder {file.parent} for {file.name}")
 
     import vit_jax
 
-    values = {"image_size": IMAGE_SIZE.value, "num_classes": NUM_CLASSES.value}
-    model = vit_jax.load_model(source, **{key: value for key, value in values.items() if value is not None})
+    changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
+    if IMAGE_SIZE.value:
+        changes["image_size"] = command.parse_image_size(IMAGE_SIZE.value)
+    model = vit_jax.load_model(source, **changes)
     images = (*model.image_size, model.channels)
     dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
     temporary = file.with_name(f".{file.name}.tmp")

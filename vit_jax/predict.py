@@ -32,7 +32,7 @@ OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --embed."
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
 )
-IMAGE_SIZE = flags.DEFINE_integer("image_size", None, "Pixels, if not the checkpoint's.", lower_bound=1)
+IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
 RESIZE = flags.DEFINE_integer(
     "resize", None, "Short side before the central crop; by default 8/7 of the crop."
 )
@@ -48,16 +48,19 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--embed={embed}: write features to a .safetensors or .parquet file")
     if embed and embed.exists() and not OVERWRITE.value:
         raise UserError(f"{embed} exists; give --overwrite or another --embed")
+    if embed and not embed.parent.is_dir():
+        raise UserError(f"there is no folder {embed.parent} for --embed={embed}")
     images = ImageFiles(find_images(arguments))
     command.use_compilation_cache()
 
     import vit_jax
-    from vit_jax.evaluation.features import extractor_of, likeliest, representation, transfer_crop
+    from vit_jax.evaluation.features import extractor_of, likeliest, representation
     from vit_jax.parallel.mesh import make_mesh
 
-    changes = {"image_size": IMAGE_SIZE.value} if IMAGE_SIZE.value else {}
+    changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     model = vit_jax.load_model(CHECKPOINT.value, say=lambda line: print(line, file=sys.stderr), **changes)
-    size = transfer_crop(model.image_size).size  # Or an error for images that are not square.
+    if model.channels != 3:
+        raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
     classes = model.num_classes
     if not classes and not embed:
         raise UserError(f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes")
@@ -65,7 +68,7 @@ def main(arguments: list[str]) -> None:
     extractor, params = extractor_of(
         model,
         make_mesh(dict(data=None, fsdp=1, tensor=1)),
-        crop_of(CHECKPOINT.value, size),
+        crop_of(CHECKPOINT.value, model.image_size),
         compute=representation if embed else likeliest(min(TOP.value, classes)),
         batch_size=min(BATCH_SIZE.value, len(images)),
         threads=THREADS.value,
@@ -92,8 +95,11 @@ def main(arguments: list[str]) -> None:
         sys.exit(3)
 
 
-def crop_of(checkpoint: str, size: int) -> TestCrop:
+def crop_of(checkpoint: str, size: tuple[int, int]) -> TestCrop:
     """What a run sees of its test images, at any size; else the centre, as --resize says.
+
+    Args:
+      size: height and width.
 
     Raises:
       UserError: --resize is less than the crop.
@@ -101,13 +107,14 @@ def crop_of(checkpoint: str, size: int) -> TestCrop:
     from vit_jax.training.evaluator import test_crop
     from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
 
-    if RESIZE.value and RESIZE.value < size:
-        raise UserError(f"--resize={RESIZE.value} is less than the {size} pixels that the model takes")
+    short = min(size)
+    if RESIZE.value and RESIZE.value < short:
+        raise UserError(f"--resize={RESIZE.value} is less than the {short} pixels that the model takes")
     path, _ = place_of(checkpoint)
     if (path / MANIFEST).is_file() and not RESIZE.value:
         own = test_crop(from_json((path / CONFIG).read_text()))
-        return dataclasses.replace(own, size=size, resize=round(size * own.resize / own.size))
-    return TestCrop(size, "short_side", RESIZE.value or round(size * 8 / 7))
+        return dataclasses.replace(own, size=size, resize=round(short * own.resize / own.size))
+    return TestCrop(size, "short_side", RESIZE.value or round(short * 8 / 7))
 
 
 def class_names(checkpoint: str, classes: int) -> list[str]:

@@ -8,23 +8,31 @@ and index.html with all of them. A figure that is not defined for the model is a
 
 import html
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from absl import flags
 
 from vit_jax import command
-from vit_jax.data.files import find_images
+from vit_jax.config import from_json
+from vit_jax.data.decode import Unreadable
+from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
 )
-IMAGES = flags.DEFINE_list("images", [], "Images, folders or patterns, with commas; or - for standard input.")
+IMAGES = flags.DEFINE_list(
+    "images",
+    [],
+    "Images, folders or patterns, with commas; or - for standard input. Without: a run's test images.",
+)
 OUT = flags.DEFINE_string("out", None, "Folder for the figures: new, or empty.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Write into a folder that holds files.")
-MOST = flags.DEFINE_integer("most", 16, "Images that are shown.", lower_bound=1)
+MOST = flags.DEFINE_integer("most", 16, "Images that are shown.", lower_bound=1, upper_bound=64)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 8, "Images at once.", lower_bound=1)
 IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
 LAYERS = flags.DEFINE_bool("layers", False, "Rollout after each layer.")
@@ -41,24 +49,63 @@ h1 { font-size: 1.4rem; }
 
 def main(arguments: list[str]) -> None:
     if arguments:
-        raise UserError(f"unexpected argument {arguments[0]!r}")
-    if not CHECKPOINT.value or not IMAGES.value or not OUT.value:
+        raise UserError(f"unexpected argument {arguments[0]!r}; images are --images=PATH,PATH")
+    if not CHECKPOINT.value or not OUT.value:
         raise UserError("give --checkpoint=WORKDIR, --images=PATH and --out=DIR")
     out = Path(OUT.value)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give --out=DIR, a folder")
     if out.exists() and any(out.iterdir()) and not OVERWRITE.value:
         raise UserError(f"{out} holds files; give --overwrite or another --out")
-    found = find_images(IMAGES.value)
+    source = ImageFiles(find_images(IMAGES.value)) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
     import vit_jax
-    from vit_jax.inspection import attention as looks
-    from vit_jax.inspection import embeddings, figures
 
-    changes = {"image_size": image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
+    changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     model = vit_jax.load_model(CHECKPOINT.value, **changes)
-    looks.check_attends(model)
-    names, images = read(found, model.image_size)
+    if isinstance(model, vit_jax.models.BiT):
+        raise UserError("the model has no attention (BiT): there is nothing to show of it")
+    if model.channels != 3:
+        raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
+    names, images = read(source, model.image_size, MOST.value)
+    draw_all(
+        model,
+        names,
+        images,
+        out,
+        title=f"What {CHECKPOINT.value} sees",
+        layers=LAYERS.value,
+        heads=HEADS.value,
+        batch_size=BATCH_SIZE.value,
+    )
+
+
+def draw_all(
+    model,
+    names: Sequence[str],
+    images: np.ndarray,
+    out: Path,
+    title: str,
+    layers: bool = False,
+    heads: bool = False,
+    batch_size: int = 8,
+) -> None:
+    """All figures of a ViT into the folder `out`.
+
+    Args:
+      images: uint8 `[images, height, width, channels]`.
+      layers, heads: also rollout after each layer, and each head of the last.
+    """
+    from vit_jax.inspection import embeddings, figures
+    from vit_jax.inspection.attention import check_attends
+
+    found = look(model, images, batch_size)
     arrays, drawn, undefined = {"images": images}, {}, {}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
         """A figure into the folder and its arrays among the others."""
@@ -69,35 +116,19 @@ def main(arguments: list[str]) -> None:
             print(f"{caption}: not defined: {error}")
             return
         arrays.update(values)
-        out.mkdir(parents=True, exist_ok=True)
         figure.savefig(out / f"{name}.png", dpi=110)
         drawn[name] = caption
         print(f"{out / name}.png  {caption}")
 
-    distances, rolled, heads, tokens = look(model, images)
+    def rollout():
+        check_attends(model)
+        seen = found["rollout"][:, -1]
+        overlays = [figures.overlay(image, weights) for image, weights in zip(images, seen, strict=True)]
+        return {"rollout": seen}, figures.pairs(images, overlays, names)
 
-    def overlays(maps):
-        return [figures.overlay(image, seen) for image, seen in zip(images, maps, strict=True)]
-
-    draw(
-        "rollout",
-        "Attention rollout: how much of each patch the output sees",
-        lambda: ({"rollout": rolled[:, -1]}, figures.pairs(images, overlays(rolled[:, -1]), names)),
-    )
-    more = {"layers": ("Rollout after each layer", "layer", rolled)} if LAYERS.value else {}
-    if HEADS.value:
-        more["heads"] = "The last layer's attention, each head", "head", heads
-    for kind, (caption, one, maps) in more.items():
-        for number, (name, image, own) in enumerate(zip(names, images, maps, strict=True)):
-            shown = [figures.overlay(image, seen) for seen in own]
-            titles = [f"{one} {index + 1}" for index in range(len(own))]
-            made = {kind: maps}, figures.tiles(shown, 6, titles)
-            draw(f"{kind}_{number}", f"{caption}: {name}", lambda made=made: made)
-    draw(
-        "distance",
-        "Mean attention distance of each head",
-        lambda: ({"distance": distances}, figures.distance_dots(distances)),
-    )
+    def distance():
+        check_attends(model)
+        return {"distance": found["distance"]}, figures.distance_dots(found["distance"])
 
     def positions():
         similarity = embeddings.position_similarity(model)
@@ -108,20 +139,35 @@ def main(arguments: list[str]) -> None:
         return {"filters": components}, figures.tiles(components, 7)
 
     def colours():
-        coloured = embeddings.token_colours(model, tokens)
+        coloured = embeddings.token_colours(model, found["tokens"])
         return {"token_colours": coloured}, figures.pairs(images, list(coloured), names)
 
+    def each(kind: str, caption: str, part: str, maps: np.ndarray) -> None:
+        """A figure for each image, of its maps."""
+        for number, (name, image, own) in enumerate(zip(names, images, maps, strict=True)):
+            overlays = [figures.overlay(image, weights) for weights in own]
+            titles = [f"{part} {index + 1}" for index in range(len(own))]
+            made = {kind: maps}, figures.tiles(overlays, 6, titles)
+            draw(f"{kind}_{number}", f"{caption}: {name}", lambda made=made: made)
+
+    draw("rollout", "Attention rollout: how much of each patch the output sees", rollout)
+    if layers and "rollout" in found:
+        each("layers", "Rollout after each layer", "layer", found["rollout"])
+    if heads and "heads" in found:
+        each("heads", "The last layer's attention, each head", "head", found["heads"])
+    draw("distance", "Mean attention distance of each head", distance)
     draw("positions", "Similarity of position embeddings", positions)
     draw("filters", "Principal components of the patch embedding's filters", filters)
     draw("tokens", "The last layer's tokens: their three principal components as colours", colours)
     np.savez_compressed(out / "arrays.npz", **arrays)
-    (out / "index.html").write_text(page(drawn, undefined))
+    (out / "index.html").write_text(page(title, drawn, undefined))
     print(f"{out / 'index.html'}")
 
 
-def look(model, images: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of all images: the heads' distances `[layers, heads]`, rollout `[images, layers, rows, columns]`, what
-    each head of the last layer sees `[images, heads, rows, columns]`, and the last layer's tokens."""
+def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
+    """What a ViT computes on the way, over all images: the last layer's `tokens`, and of full attention the
+    heads' `distance`, `[layers, heads]`, `rollout`, `[images, layers, rows, columns]`, and what each of the
+    last layer's `heads` sees, `[images, heads, rows, columns]`."""
     import jax
     from flax import nnx
 
@@ -129,72 +175,71 @@ def look(model, images: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     from vit_jax.models.layers import normalize
 
     graphdef, params = nnx.split(model)
+    capture = ("attention", "tokens") if model.attention == "full" else ("tokens",)
 
     @jax.jit
     def captured(params, batch):
-        return nnx.merge(graphdef, params)(normalize(batch), capture=("attention", "tokens"))[1]
+        return nnx.merge(graphdef, params)(normalize(batch), capture=capture)[1]
 
-    distances, rolled, heads, tokens = [], [], [], []
-    for start in range(0, len(images), BATCH_SIZE.value):
-        batch = images[start : start + BATCH_SIZE.value]
-        found = jax.device_get(captured(params, batch))
-        distances.append(attention_distance(model, found["attention"]) * len(batch))
-        rolled.append(np.stack([of_patches(model, after) for after in rollout(found["attention"])], axis=1))
-        last = found["attention"][-1]
-        heads.append(np.stack([of_patches(model, last[:, head]) for head in range(last.shape[1])], axis=1))
-        tokens.append(found["tokens"][-1])
+    distance, found = 0, {"tokens": [], "rollout": [], "heads": []}
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        seen = jax.device_get(captured(params, batch))
+        found["tokens"].append(seen["tokens"][-1])
+        if attention := seen.get("attention"):
+            distance += attention_distance(model, attention) * len(batch) / len(images)
+            found["rollout"].append(np.stack([of_patches(model, x) for x in rollout(attention)], axis=1))
+            heads = np.moveaxis(attention[-1], 1, 0)
+            found["heads"].append(np.stack([of_patches(model, head) for head in heads], axis=1))
         if sys.stderr.isatty():
-            print(f"\r{start + len(batch)}/{len(images)} images", end="", file=sys.stderr, flush=True)
-    return sum(distances) / len(images), *map(np.concatenate, (rolled, heads, tokens))
+            done = start + len(batch)
+            end = "\n" if done == len(images) else ""
+            print(f"\r{done}/{len(images)} images", end=end, file=sys.stderr, flush=True)
+    found = {name: np.concatenate(parts) for name, parts in found.items() if parts}
+    return found | ({"distance": distance} if "rollout" in found else {})
 
 
-def read(found: list[tuple[str, bytes | None]], size: tuple[int, int]) -> tuple[list[str], np.ndarray]:
-    """Names and pixels of the first readable images, their centres, uint8 `[images, height, width, 3]`.
+def test_images(checkpoint: str) -> Source:
+    """Those of the run that the checkpoint is of.
+
+    Raises:
+      UserError: it is of no run.
+    """
+    from vit_jax.training.loop import open_sources
+    from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
+
+    path, _ = place_of(checkpoint)
+    if not (path / CONFIG).is_file() or not (path / MANIFEST).is_file():
+        raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
+    return open_sources(from_json((path / CONFIG).read_text()))[1]
+
+
+def read(source: Source, size: tuple[int, int], most: int) -> tuple[list[str], np.ndarray]:
+    """Names and pixels of the first readable images: the largest centred part of the model's aspect ratio,
+    uint8 `[images, height, width, 3]`.
 
     Raises:
       UserError: none is readable.
     """
-    import cv2
-
-    from vit_jax.data.decode import Unreadable, decode
-    from vit_jax.data.files import ImageFiles
-
-    source, names, images = ImageFiles(found), [], []
+    crop, names, images = TestCrop(size, "short_side", min(size)), [], []
     for index in range(len(source)):
-        if len(images) == MOST.value:
-            print(f"note: the first {MOST.value} of {len(source)} images are shown (--most)")
+        if len(images) == most:
+            print(f"note: the first {most} of {len(source)} images are shown (--most)")
             break
         try:
-            pixels = decode(source[index].image)
+            images.append(crop(source[index].image))
         except Unreadable:
             print(f"unreadable image skipped: {source.describe(index)}")
             continue
-        height, width = pixels.shape[:2]
-        scale = min(height / size[0], width / size[1])
-        h, w = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-        top, left = (height - h) // 2, (width - w) // 2
-        kind = cv2.INTER_AREA if scale > 1 else cv2.INTER_LINEAR
-        images.append(cv2.resize(pixels[top : top + h, left : left + w], size[::-1], interpolation=kind))
         names.append(Path(source.describe(index)).name)
     if not images:
         raise UserError(f"none of the {len(source)} files is an image that can be read")
     return names, np.stack(images)
 
 
-def image_size(text: str) -> int | tuple[int, int]:
-    """`384` or `256x384`."""
-    try:
-        sides = tuple(map(int, text.split("x")))
-    except ValueError:
-        sides = ()
-    if len(sides) not in (1, 2) or min(sides) < 1:
-        raise UserError(f"--image_size={text}: give pixels, 384 or HEIGHTxWIDTH")
-    return sides[0] if len(sides) == 1 else sides
-
-
-def page(drawn: dict[str, str], undefined: dict[str, str]) -> str:
+def page(title: str, drawn: dict[str, str], undefined: dict[str, str]) -> str:
     """All figures side by side."""
-    title = html.escape(f"What {CHECKPOINT.value} sees")
+    title = html.escape(title)
     figures = "".join(
         f'<figure><img src="{name}.png" alt="{html.escape(caption)}"><figcaption>{html.escape(caption)}'
         "</figcaption></figure>\n"

@@ -50,7 +50,7 @@ def whole(data: bytes, mode: str = "fast") -> np.ndarray:
 
 def crop(data: bytes | np.ndarray, box: Box, size: int, mode: str = "fast") -> np.ndarray:
     out = np.empty((size, size, 3), np.uint8)
-    open_image(data, mode).crop(box, size, out)
+    open_image(data, mode).crop(box, out)
     return out
 
 

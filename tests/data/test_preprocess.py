@@ -107,3 +107,22 @@ def test_test_crop_leaves_out_the_margin(kind):
     pixels = np.zeros((256, 256, 3), np.uint8)
     pixels[16:240, 16:240] = 200
     assert TestCrop(224, kind, resize=256)(pixels).min() == 200
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_test_crop_of_height_and_width_keeps_the_aspect_ratio_and_the_centre(mode):
+    pixels = np.zeros((120, 300, 3), np.uint8)
+    pixels[50:70, 140:160] = 255
+    crop = TestCrop((60, 100), resize=60, mode=mode)(encode(pixels, quality=95))
+    bright = np.argwhere(crop[..., 0] > 127)
+    assert crop.shape == (60, 100, 3)
+    assert (tuple(bright.min(0)), tuple(bright.max(0))) == ((25, 45), (34, 54))
+
+
+@given(sides, sides, st.integers(1, 500), st.integers(1, 500))
+def test_part_of_height_and_width_is_the_largest_of_its_aspect_ratio(height, width, rows, columns):
+    box = part_box(height, width, "short_side", min(rows, columns), (rows, columns), 0.5, 0.5)
+    assert box.height == height or box.width == width
+    assert abs(box.width - box.height * columns / rows) <= 1 + columns / rows  # Whole pixels.
+    left, top, right, bottom = box
+    assert 0 <= left < right <= width and 0 <= top < bottom <= height

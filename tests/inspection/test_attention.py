@@ -103,6 +103,7 @@ def test_distance_is_the_sum_of_its_definition():
     [
         ("BiT-R50x1", dict(resnet_blocks=(1,), resnet_width=1), "the model has no attention"),
         ("ViT-Ti/4", dict(SMALL, attention="axial", pooling="gap"), "not defined for axial attention"),
+        ("ViT-Ti/32", SMALL, "the model has one patch"),
     ],
 )
 def test_model_that_cannot_be_shown_is_said(name, options, words):

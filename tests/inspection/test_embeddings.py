@@ -29,13 +29,18 @@ def test_similarity_of_other_tables_is_1_with_itself(position):
     assert found.min() < 0.999
 
 
-PLACELESS = (dict(position="none"), dict(position="relative"), dict(position_at="every"))
+PLACELESS = (
+    dict(position="none"),
+    dict(position="relative"),
+    dict(position_at="every"),
+    dict(image_size=4),
+)
 
 
 @pytest.mark.parametrize("options", PLACELESS)
 def test_model_without_a_vector_for_each_place_is_said(options):
-    with pytest.raises(UserError, match="position embedding"):
-        position_similarity(create_model("ViT-Ti/4", **SMALL, **options))
+    with pytest.raises(UserError, match="position"):
+        position_similarity(create_model("ViT-Ti/4", **SMALL | options))
 
 
 def test_filters_are_principal_components():

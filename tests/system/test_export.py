@@ -67,9 +67,13 @@ def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path)
         np.testing.assert_allclose(logits, model(images.astype(np.float32) / 127.5 - 1), atol=1e-5)
 
 
-def test_file_that_exists_or_is_of_no_format_is_refused(run, finished, tmp_path):
+def test_file_that_exists_or_is_of_no_format_or_folder_is_refused(run, finished, tmp_path):
     (tmp_path / "there.stablehlo").write_text("mine")
-    for name, words in (("there.stablehlo", "exists; give another name"), ("m.pb", ".stablehlo or .onnx")):
+    for name, words in (
+        ("there.stablehlo", "exists; give another name"),
+        ("m.pb", ".stablehlo or .onnx"),
+        ("nowhere/m.onnx", "there is no folder"),
+    ):
         result = export(run, finished, tmp_path / name)
         assert result.returncode == 2 and words in result.stderr
     assert (tmp_path / "there.stablehlo").read_text() == "mine"

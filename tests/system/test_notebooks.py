@@ -12,9 +12,9 @@ from tests.system.conftest import ROOT
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # What the last cells must have come to.
 PROMISES = {
-    "pretrain": "assert figures['accuracy'] > 0.4 and len(predictions) == 12",
-    "finetune": "assert accuracy > 0.4 and figures['images'] == confusion.sum()",
-    "inspect": "assert similarity.shape == (4,) * 4 and distances.shape == (3, 4) and len(seen) == 6",
+    "pretrain": "assert figures['accuracy'] > 0.6 and len(predictions) == 12",
+    "finetune": "assert accuracy > 0.6 and figures['images'] == confusion.sum()",
+    "inspect": "assert similarity.shape == (4,) * 4 and distances.shape == (2, 4) and len(seen) == 6",
 }
 
 
@@ -23,12 +23,7 @@ def code(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
-def quick_first(path: Path):
-    """The shortest each time, all with the slow tests."""
-    return pytest.param(path, id=path.stem, marks=[] if path.stem == "pretrain" else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("notebook", [quick_first(path) for path in NOTEBOOKS])
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join([*code(notebook), PROMISES[notebook.stem]]))

@@ -65,6 +65,16 @@ def test_probabilities_are_the_models_own(lines, finished):
         np.testing.assert_allclose([p["probability"] for p in predictions], -np.sort(-wanted), rtol=1e-4)
 
 
+def test_model_of_wide_images_sees_wide_parts(predict, folder, finished):
+    process = predict("--image_size=16x24", "--json", "--top=10", folder / "2.png")
+    (line,) = map(json.loads, process.stdout.splitlines())
+    model = vit_jax.load_model(finished, say=str, image_size=(16, 24))
+    image = TestCrop((16, 24), "short_side", 16)(np.asarray(Image.open(folder / "2.png")))
+    wanted = np.asarray(jax.nn.softmax(model(image[None].astype(np.float32) / 127.5 - 1)))[0]
+    found = {int(p["class"]): p["probability"] for p in line["predictions"]}
+    np.testing.assert_allclose([found[label] for label in range(10)], wanted, rtol=1e-4)
+
+
 def test_what_is_no_image_is_named_and_changes_the_exit_code(lines, folder):
     _, process = lines
     assert process.returncode == 3
@@ -109,6 +119,7 @@ def test_standard_input_is_paths_or_an_image(predict, folder, lines):
         (["{empty}"], "no images (.jpg, .jpeg, .png, .webp) in"),
         (["{folder}/broken.jpg"], "none of the 1 files is an image"),
         (["--embed=f.npy", "{folder}"], ".safetensors or .parquet"),
+        (["--embed=nowhere/f.parquet", "{folder}"], "there is no folder nowhere"),
         (["--resize=8", "{folder}"], "--resize=8 is less than the 16 pixels"),
     ],
 )

@@ -14,7 +14,9 @@ from PIL import Image
 import vit_jax
 from tests.system.conftest import ROOT
 from vit_jax.data.sources import digits
+from vit_jax.errors import UserError
 from vit_jax.inspection.attention import attention_distance, of_patches, rollout
+from vit_jax.visualize import test_images as images_of_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -64,6 +66,14 @@ def test_arrays_are_what_the_model_sees(shown, finished):
     np.testing.assert_allclose(arrays["distance"], attention_distance(model, found["attention"]), rtol=1e-4)
 
 
+def test_run_shows_its_own_test_images(finished, tmp_path):
+    source = images_of_run(str(finished))
+    assert len(source) == 360
+    np.testing.assert_array_equal(source[7].image, digits("test")[7].image)
+    with pytest.raises(UserError, match="give --images"):
+        images_of_run(str(tmp_path))
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [400, 1200])
 def test_page_shows_its_pictures_without_errors(shown, tmp_path, width):
@@ -110,3 +120,9 @@ def test_folder_with_files_is_left_alone(shown, run, no_tensorflow, finished, im
     result = visualize(run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={out}")
     assert result.returncode == 2 and "holds files; give --overwrite" in result.stderr
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+
+def test_file_in_place_of_the_folder_is_said(run, no_tensorflow, finished, images):
+    file = images / "0.png"
+    result = visualize(run, no_tensorflow, f"--checkpoint={finished}", f"--images={images}", f"--out={file}")
+    assert result.returncode == 2 and f"{file} is a file" in result.stderr

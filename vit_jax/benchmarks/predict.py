@@ -1,5 +1,6 @@
 """Prediction over a folder of JPEGs, beside the same model on images that are there already."""
 
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -16,11 +17,11 @@ from vit_jax.models.layers import normalize
 from vit_jax.parallel.host import keep_freed_memory
 from vit_jax.parallel.mesh import make_mesh
 
-FILES, BATCH, TURNS = 2000, 32, 4
+FILES, BATCH, TURNS = 2000, 32, 16
 
 
 def measure(models: list[str], images: int) -> None:
-    """Prints images/s of the plain model and of prediction from files, taking turns.
+    """Prints images/s of the plain model and of prediction from files, in medians of turns.
 
     Args:
       images: at once; None: 32.
@@ -41,7 +42,7 @@ def measure(models: list[str], images: int) -> None:
             pixels = np.random.default_rng(0).integers(256, size=(batch, 224, 224, 3), dtype=np.uint8)
             jax.block_until_ready(plain(plain_params, pixels))
             list(extractor.stream(params, ImageFiles(files[:batch])))  # Compiles.
-            seconds = {"plain": 0.0, "files": 0.0}
+            seconds = {"plain": [], "files": []}
             for turn in range(TURNS):
                 part = files[turn * FILES // TURNS : (turn + 1) * FILES // TURNS]
                 started = time.perf_counter()
@@ -50,9 +51,9 @@ def measure(models: list[str], images: int) -> None:
                 between = time.perf_counter()
                 for _ in extractor.stream(params, ImageFiles(part)):
                     pass
-                seconds["plain"] += between - started
-                seconds["files"] += time.perf_counter() - between
+                seconds["plain"].append(between - started)
+                seconds["files"].append(time.perf_counter() - between)
             # Both compute whole batches, of which the last of a turn is not full.
-            rate = {way: FILES / spent for way, spent in seconds.items()}
-            ratio = rate["files"] / rate["plain"]
+            rate = {way: FILES / TURNS / statistics.median(spent) for way, spent in seconds.items()}
+            ratio = statistics.median(a / b for a, b in zip(seconds["plain"], seconds["files"], strict=True))
             print(f"| {name} | {rate['plain']:,.1f} | {rate['files']:,.1f} | {ratio:.3f} |", flush=True)

@@ -107,16 +107,16 @@ class Pixels:
         self.height, self.width = pixels.shape[:2]
         self._pixels = pixels
 
-    def region(self, box: Box, size: int) -> np.ndarray:
-        """The rectangle `box`, uint8, halved as often as it still measures `size` both ways."""
+    def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
+        """The rectangle `box`, uint8, halved as often as it still measures `size`, or height and width."""
         shrink = _shrink(box, size)
         left, top, right, bottom = _snap(box, shrink, self.height, self.width)
         pixels = self._pixels[top * shrink : bottom * shrink, left * shrink : right * shrink]
         return _average(pixels, shrink)
 
-    def crop(self, box: Box, size: int, out: np.ndarray) -> None:
-        """The rectangle `box`, resized bilinearly (without smoothing) into `out`, `[size, size, 3]`."""
-        resize(self.region(box, size), out)
+    def crop(self, box: Box, out: np.ndarray) -> None:
+        """The rectangle `box`, resized bilinearly (without smoothing) into `out`, `[height, width, 3]`."""
+        resize(self.region(box, out.shape[:2]), out)
 
 
 class Jpeg:
@@ -128,7 +128,7 @@ class Jpeg:
         self._turn = _turn_of(data) if tagged else TURNS[1]
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
-    def region(self, box: Box, size: int) -> np.ndarray:
+    def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
         """As `Pixels.region`; halved by the JPEG's own transform, up to 1/8, and then by area.
 
         Raises:
@@ -144,15 +144,16 @@ class Jpeg:
         pixels = np.frombuffer(rows, np.uint8).reshape(bottom - top, stride, 3)
         return _average(_upright(pixels[:, start : start + right - left], self._turn), by_area)
 
-    def crop(self, box: Box, size: int, out: np.ndarray) -> None:
-        """As `Pixels.crop`, of rows as they are decoded; differs from it by 1 at most for the rounding."""
-        shrink = _shrink(box, size)
-        if shrink > 8 or not _jpeg.HAS_CROP:
-            return resize(self.region(box, size), out)
+    def crop(self, box: Box, out: np.ndarray) -> None:
+        """As `Pixels.crop`; squares of rows as they are decoded, which differs by 1 at most by rounding."""
+        height, width = out.shape[:2]
+        shrink = _shrink(box, (height, width))
+        if shrink > 8 or height != width or not _jpeg.HAS_CROP:
+            return resize(self.region(box, (height, width)), out)
         turned = self._turn is not TURNS[1]
         into = np.empty_like(out) if turned else out
-        if not _jpeg.crop(self._data, *self._place(box, shrink, 1), shrink, size, into):
-            return Pixels(decode(self._data)).crop(box, size, out)
+        if not _jpeg.crop(self._data, *self._place(box, shrink, 1), shrink, height, into):
+            return Pixels(decode(self._data)).crop(box, out)
         if turned:
             out[:] = _upright(into, self._turn)
 
@@ -193,9 +194,10 @@ TURNS = {
 }
 
 
-def _shrink(box: Box, size: int) -> int:
-    """The largest power of two by which a rectangle can be divided and still measure `size` both ways."""
-    times = min(box.height, box.width) // size
+def _shrink(box: Box, size: int | tuple[int, int]) -> int:
+    """The largest power of two by which a rectangle can be divided and still measure `size`."""
+    height, width = (size, size) if isinstance(size, int) else size
+    times = min(box.height // height, box.width // width)
     return 1 << max(0, times.bit_length() - 1)
 
 

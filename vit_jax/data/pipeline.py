@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.order import Order
-from vit_jax.data.preprocess import TestCrop, TrainCrop
+from vit_jax.data.preprocess import TestCrop, TrainCrop, sides
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
@@ -182,9 +182,9 @@ def _part(rows: np.ndarray, part: int, parts: int) -> np.ndarray:
     return rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
 
 
-def _empty(images: int, size: int, source: Source) -> Batch:
+def _empty(images: int, size: int | tuple[int, int], source: Source) -> Batch:
     return {
-        "image": np.empty((images, size, size, 3), np.uint8),
+        "image": np.empty((images, *sides(size), 3), np.uint8),
         "labels": np.full((images, source.max_labels), -1, np.int32),
         "unreadable": np.full(images, -1, np.int64),
     }

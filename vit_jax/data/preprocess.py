@@ -49,7 +49,7 @@ class TrainCrop:
         else:
             box = part_box(height, width, self.kind, self.resize, self.size, *rng.random(2).tolist())
         out = np.empty((self.size, self.size, 3), np.uint8) if out is None else out
-        opened.crop(box, self.size, out)
+        opened.crop(box, out)
         return out
 
 
@@ -58,23 +58,30 @@ class TestCrop:
     """The centre of the image at `size`, after a resize to `resize`.
 
     `short_side`: of its short side, the aspect ratio kept (pre-training). `square`: of both sides
-    (few-shot evaluation: 256 and 224; fine-tuning, where `resize` is `size`: all of the image).
+    (few-shot evaluation: 256 and 224; fine-tuning, where `resize` is `size`: all of the image). `size`
+    may be a height and a width: their aspect ratio is then the crop's (`short_side`), and `resize` is
+    of their smaller one.
     """
 
     __test__ = False  # Of images, not a test: for pytest.
 
-    size: int
+    size: int | tuple[int, int]
     kind: str = "short_side"
     resize: int = 256
     mode: str = "fast"
 
     def __call__(self, image: bytes | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """uint8 `[size, size, 3]`, in `out` if given; raises `Unreadable`."""
+        """uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
         opened = open_image(image, self.mode)
         box = part_box(opened.height, opened.width, self.kind, self.resize, self.size, 0.5, 0.5)
-        out = np.empty((self.size, self.size, 3), np.uint8) if out is None else out
-        opened.crop(box, self.size, out)
+        out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
+        opened.crop(box, out)
         return out
+
+
+def sides(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Height and width; one number is both."""
+    return (size, size) if isinstance(size, int) else size
 
 
 def inception_box(
@@ -104,14 +111,18 @@ def inception_box(
     return Box(left, top, left + w, top + h)
 
 
-def part_box(height: int, width: int, kind: str, resize: int, size: int, x: float, y: float) -> Box:
+def part_box(
+    height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
+) -> Box:
     """What a crop to `size` sees of an image that was resized to `resize` (`square`, `short_side`).
 
     Args:
       x, y: where the crop lies between left and right and between top and bottom, from 0 to 1.
     """
-    share = size / resize
-    w, h = (width, height) if kind == "square" else (min(height, width),) * 2
+    rows, columns = sides(size)
+    share, w, h = min(rows, columns) / resize, width, height
+    if kind == "short_side":
+        w, h = min(width, height * columns / rows), min(height, width * rows / columns)
     w, h = max(1, round(w * share)), max(1, round(h * share))
     left, top = round(x * (width - w)), round(y * (height - h))
     return Box(left, top, left + w, top + h)

@@ -14,11 +14,13 @@ from vit_jax.models import ViT
 
 
 def check_attends(model) -> None:
-    """Raises UserError for a model whose layers do not let each token attend to all others."""
+    """Raises UserError for a model whose patches do not all attend to one another."""
     if not isinstance(model, ViT):
         raise UserError("the model has no attention (BiT): there is nothing to show of it")
     if model.attention != "full":
         raise UserError("rollout and distance are not defined for axial attention, which sees lines only")
+    if model.grid == (1, 1):
+        raise UserError("the model has one patch: there is nowhere else to look")
 
 
 def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -12,12 +12,14 @@ def position_similarity(model: ViT) -> np.ndarray:
     """Cosine similarity of each patch's position embedding to all others', `[rows, columns, rows, columns]`.
 
     Raises:
-      UserError: the model has no embedding for each place.
+      UserError: the model has no embedding for each place, or only one place.
     """
     if not isinstance(model, ViT) or model.position_embedding is None:
         raise UserError("the model has no position embedding for each patch: there is no similarity to show")
     if model.position_at == "every":
         raise UserError("the model has position embeddings of each layer, not one of each patch")
+    if model.grid == (1, 1):
+        raise UserError("the model has one patch: its position is like no other")
     table = np.asarray(model.position_embedding(), np.float64)[0]
     table = table[model.special : model.special + math.prod(model.grid)]
     unit = table / np.maximum(np.linalg.norm(table, axis=-1, keepdims=True), 1e-12)

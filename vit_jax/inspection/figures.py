@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from matplotlib.figure import Figure
 
-TILE = 1.5  # Inches.
+TILE, TITLE = 1.5, 0.2  # Inches.
 
 
 def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -24,7 +24,8 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequence[str]) -> Figure:
     """Images beside what was made of them, a row of each pair."""
-    figure = Figure(figsize=(4 * TILE, 2 * TILE * len(left)), layout="constrained")
+    width, height = _tile(left[0], 2 * TILE)
+    figure = Figure(figsize=(2 * width, (height + TITLE) * len(left)), layout="constrained")
     grid = figure.subplots(len(left), 2, squeeze=False)
     for row, name, *both in zip(grid, names, left, right, strict=True):
         for axes, image in zip(row, both, strict=True):
@@ -38,10 +39,13 @@ def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = ()
     """Images of one size in rows.
 
     Args:
+      columns: at most.
       **show: of `imshow`.
     """
-    rows = -(-len(images) // columns)
-    figure = Figure(figsize=(TILE * columns, TILE * rows * (1.15 if titles else 1)), layout="constrained")
+    columns = min(columns, len(images))
+    rows, (width, height) = -(-len(images) // columns), _tile(images[0], TILE)
+    height += TITLE if titles else 0
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid:
         axes.set_axis_off()
@@ -52,22 +56,31 @@ def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = ()
     return figure
 
 
+def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
+    """Width and height of an image whose longer one is `side`."""
+    height, width = image.shape[:2]
+    return side * width / max(height, width), side * height / max(height, width)
+
+
 def similarity_tiles(similarity: np.ndarray) -> Figure:
     """A tile for each patch, of its similarity to all others (figure 7, centre)."""
     rows, columns = similarity.shape[:2]
-    figure = Figure(figsize=(6, 6 * rows / columns + 0.4), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for row in range(rows):
-        for column in range(columns):
-            shown = grid[row, column].imshow(similarity[row, column], vmin=-1, vmax=1)
-            grid[row, column].set(xticks=[], yticks=[])
-    for row in range(rows):
-        grid[row, 0].set_ylabel(str(row + 1), fontsize="x-small")
-    for column in range(columns):
-        grid[-1, column].set_xlabel(str(column + 1), fontsize="x-small")
-    figure.colorbar(shown, ax=grid, shrink=0.6, label="cosine similarity")
-    figure.supxlabel("input patch column")
-    figure.supylabel("input patch row")
+    gap = 1 + max(rows, columns) // 10
+    # One image, with gaps between the tiles: hundreds of axes would take a minute.
+    shown = np.pad(similarity, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
+    shown = shown.swapaxes(1, 2).reshape(rows * (rows + gap), columns * (columns + gap))[:-gap, :-gap]
+    width, height = _tile(shown, 5)
+    figure = Figure(figsize=(max(width, 1) + 1.4, max(height, 1) + 0.6), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shown, vmin=-1, vmax=1, interpolation="nearest")
+    for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
+        every = 1 + (count - 1) // 16
+        middles = np.arange(0, count, every) * (count + gap) + (count - 1) / 2
+        axis.set_ticks(middles, range(1, count + 1, every), fontsize="x-small")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set(xlabel="input patch column", ylabel="input patch row")
+    figure.colorbar(image, ax=axes, shrink=0.6, label="cosine similarity")
     return figure
 
 

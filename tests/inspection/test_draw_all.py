@@ -1,0 +1,65 @@
+"""Which figures there are of which model, and what is said of those that there are not."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.models import create_model
+from vit_jax.visualize import draw_all, read
+
+SMALL = dict(num_classes=5, image_size=(16, 24), dim=16, depth=1, hidden=32, heads=2)
+ALL = {"rollout", "distance", "positions", "filters", "tokens"}
+VARIANTS = {
+    "of everything": (
+        ("ViT-Ti/8", dict(position="2d", registers=2, distillation="heads", rope=True)),
+        ALL,
+        {},
+    ),
+    "axial": (
+        ("ViT-Ti/8", dict(attention="axial", pooling="gap")),
+        ALL - {"rollout", "distance"},
+        {"Attention rollout": "axial attention", "Mean attention distance": "axial attention"},
+    ),
+    "hybrid": (
+        ("R+ViT-Ti/16", dict(image_size=(32, 64), position="relative")),
+        ALL - {"positions", "filters"},
+        {"Similarity": "no position embedding", "Principal components": "a ResNet reads the image"},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    pixels = np.random.default_rng(0).integers(256, size=(40, 90, 3), dtype=np.uint8)
+    for name in ("a.png", "b.jpg"):
+        Image.fromarray(pixels).save(folder / name)
+    Image.fromarray(pixels[:2, :3]).save(folder / "c.png")  # Smaller than a patch.
+    return ImageFiles(find_images([str(folder)]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, capsys):
+    (name, options), drawn, undefined = VARIANTS[variant]
+    model = create_model(name, **SMALL | options)
+    names, images = read(files, model.image_size, 3)
+    assert names == ["a.png", "b.jpg", "c.png"] and images.shape == (3, *model.image_size, 3)
+    draw_all(model, names, images, tmp_path, "What it sees", layers=True, heads=True, batch_size=2)
+    pictures = {path.stem for path in tmp_path.glob("*.png")}
+    assert {stem for stem in pictures if "_" not in stem} == drawn
+    assert ({"layers_2", "heads_2"} <= pictures) == ("rollout" in drawn)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "not defined" in line]
+    assert len(lines) == len(undefined)
+    for line, (caption, words) in zip(lines, undefined.items(), strict=True):
+        assert line.startswith(caption) and words in line
+        assert words in (tmp_path / "index.html").read_text()
+    arrays = np.load(tmp_path / "arrays.npz")
+    assert arrays["token_colours"].shape == (3, *model.grid, 3)
+    if "rollout" in drawn:
+        assert arrays["rollout"].shape == (3, *model.grid)
+
+
+def test_no_more_images_are_read_than_asked_for(files, capsys):
+    assert read(files, (8, 8), 2)[1].shape == (2, 8, 8, 3)
+    assert "the first 2 of 3 images are shown" in capsys.readouterr().out
