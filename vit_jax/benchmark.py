@@ -12,6 +12,8 @@ inference: images/s of --models over --image_sizes by the clock, beside others (
 predict: images/s of --models over 2,000 JPEGs in a folder, beside the plain model.
 train: training steps of --models by the clock, beside others' code (--against) from checkouts in the
   folder --checkouts.
+objectives: training steps of --models by the clock and by their compiled FLOPs: supervised, masked patch
+  prediction, masked autoencoder.
 tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU, beside
   others' likewise.
 """
@@ -60,6 +62,7 @@ BENCHMARKS = (
     "inference",
     "predict",
     "train",
+    "objectives",
     "tpu",
 )
 
@@ -95,6 +98,8 @@ def main(arguments: list[str]) -> None:
         benchmark.measure(
             models=MODELS.value, images=IMAGES.value, against=AGAINST.value, **own[arguments[0]]
         )
+    elif arguments[0] == "objectives":
+        benchmark.measure(MODELS.value, IMAGES.value, IMAGE_SIZE.value, DTYPE.value)
     elif arguments[0] == "predict":
         benchmark.measure(MODELS.value, IMAGES.value if flags.FLAGS["images"].present else None)
     else:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from vit_jax.benchmarks import peers
+from vit_jax.config import is_supervised
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.parallel.chips import GIB, peak_flops
@@ -53,7 +55,9 @@ def measure(
     dtype, batch = dtype or fast_dtype(), images * jax.device_count()
     print_header(images, dtype, "step")
     for model in models:
-        runners = [make_ours(model, batch, image_size, dtype)]
+        config = peers.our_config(model, image_size, dtype)
+        config.batch_size = batch
+        runners = [make_ours(f"{model} {image_size}", config)[0]]
         for peer in against:
             try:
                 runners += make_others(peer, model, batch, image_size, dtype, checkouts)
@@ -84,16 +88,7 @@ def race(runners: Sequence[Runner], batch: int, least: float, turns: int, second
       least: FLOPs of a call.
       seconds: that a turn takes, at least.
     """
-    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
-    for runner in runners:
-        runner.step()  # The first is slower.
-    for turn in range(turns):
-        for runner in runners if turn % 2 else reversed(runners):
-            started, steps = time.perf_counter(), 0
-            while steps == 0 or time.perf_counter() - started < seconds:
-                runner.step()
-                steps += 1
-            times[runner.name].append((time.perf_counter() - started) / steps)
+    times = take_turns(runners, turns, seconds)
     peak, speeds = peak_flops(jax.devices()[0].device_kind), {}
     for runner in runners:
         second = statistics.median(times[runner.name])
@@ -107,16 +102,31 @@ def race(runners: Sequence[Runner], batch: int, least: float, turns: int, second
     return speeds
 
 
+def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of a call in each turn, by name."""
+    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
+    for runner in runners:
+        runner.step()  # The first is slower.
+    for turn in range(turns):
+        for runner in runners if turn % 2 else reversed(runners):
+            started, steps = time.perf_counter(), 0
+            while steps == 0 or time.perf_counter() - started < seconds:
+                runner.step()
+                steps += 1
+            times[runner.name].append((time.perf_counter() - started) / steps)
+    return times
+
+
 def fast_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
-def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
-    config = peers.our_config(model, image_size, dtype)
-    config.batch_size = batch
-    program = make_program(config, num_classes=peers.CLASSES, steps=10**6, mesh=make_mesh(config.mesh))
+def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
+    """The config's training step, and its program."""
+    classes = peers.CLASSES if is_supervised(config) else 0
+    program = make_program(config, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
-    images, labels = random_batch(batch, image_size, program.mesh)
+    images, labels = random_batch(config.batch_size, config.data.image_size, program.mesh)
     data = {"image": images, "labels": labels[:, None]}
     compiled, seconds = compile_timed(program.train_step.lower(state, metrics, data))
 
@@ -125,7 +135,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
         state, sums = compiled(state, metrics, data)
         jax.block_until_ready((state, sums))
 
-    return Runner(f"{model} {image_size}", seconds, memory_of(compiled), step)
+    return Runner(name, seconds, memory_of(compiled), step), compiled
 
 
 def make_others(
