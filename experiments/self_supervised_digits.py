@@ -28,7 +28,6 @@ OBJECTIVES = {
     "masked patches, pixels": {"name": "masked_patch", "target": "pixels"},
     "masked autoencoder": {
         "name": "mae",
-        "mask_ratio": 0.75,
         "decoder_dim": 32,
         "decoder_depth": 2,
         "decoder_heads": 4,

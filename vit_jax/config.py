@@ -124,12 +124,12 @@ def base_config() -> ConfigDict:
 
     config.objective = ConfigDict()
     config.objective.name = "classification"  # Or masked_patch, mae: without labels, and without a head.
-    config.objective.mask_ratio = 0.5  # Of the patches, that are corrupted or hidden.
+    config.objective.mask_ratio = placeholder(float)  # Of the patches; None: 0.5, and 0.75 for mae.
     config.objective.target = "color"  # Of masked_patch; or cells, pixels.
     config.objective.decoder_dim = 512  # Of mae, as are the next.
     config.objective.decoder_depth = 8
     config.objective.decoder_heads = 16
-    config.objective.normalize = True  # Predict each patch's pixels less their mean, over their deviation.
+    config.objective.normalize_targets = True  # To each patch's mean and deviation.
 
     config.loss = ConfigDict()  # Of a classification.
     config.loss.name = "softmax"  # Or sigmoid: summed over the classes.
@@ -429,7 +429,7 @@ def from_json(text: str) -> ConfigDict:
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
     """What keeps a run of `config` from continuing one of the saved config: `key: saved -> new`."""
-    old = dict(leaves(ConfigDict(json.loads(saved))))
+    old = dict(leaves(from_json(saved)))  # What did not exist then is as it was: the default.
     new = dict(leaves(ConfigDict(json.loads(to_json(config)))))
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"

@@ -180,7 +180,7 @@ def masked_patch(model: str) -> ConfigDict:
     config = jft(model)
     config.epochs, config.steps = None, 1_000_000
     config.model.pre_logits, config.model.head_bias = False, 0.0
-    config.objective.name, config.objective.mask_ratio, config.objective.target = "masked_patch", 0.5, "color"
+    config.objective.name, config.objective.target = "masked_patch", "color"
     config.optimizer.learning_rate = 2e-4
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     return config
@@ -190,7 +190,7 @@ def mae(model: str) -> ConfigDict:
     """Masked autoencoders on ImageNet-1k: 800 epochs (2111.06377, table 8)."""
     config = _mae(model)
     config.epochs = 800.0
-    config.objective.name, config.objective.mask_ratio = "mae", 0.75
+    config.objective.name = "mae"
     config.data.crop_area = (0.2, 1.0)
     config.batch_size = 4096
     config.optimizer.learning_rate = 1.5e-4 * config.batch_size / 256

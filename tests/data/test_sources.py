@@ -405,11 +405,30 @@ def test_fingerprint_shows_another_image(copies):
     assert differing(*copies) == {"examples"}
 
 
-def test_folder_without_classes_has_images_without_labels(tmp_path):
-    for name in ("b.png", "a.jpg", "notes.txt"):
-        (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
+@pytest.fixture
+def unlabelled(tmp_path):
+    """Images at several depths, and what is none of them."""
+    names = ("b.png", "a.jpg", "2021/c.jpg", "2021/may/d.webp", ".thumbs/e.png", "2021/.x/f.png", "notes.txt")
+    for name in names:
+        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "train" / name).write_bytes(b"image")
-    source = open_source("folder", "train", path=str(tmp_path))
-    assert (len(source), source.class_names, source.empty_classes) == (2, (), ())
-    assert [Path(source.describe(index)).name for index in range(2)] == ["a.jpg", "b.png"]
-    assert source.label_table().tolist() == [[-1], [-1]]
+    return tmp_path
+
+
+def test_folder_without_labels_has_the_images_at_every_depth(unlabelled):
+    source = open_source("folder", "train", path=str(unlabelled), labels=False)
+    assert (source.class_names, source.empty_classes) == ((), ())
+    found = [source.describe(index).split("/train/")[1] for index in range(len(source))]
+    assert found == ["2021/c.jpg", "2021/may/d.webp", "a.jpg", "b.png"]
+    assert source.label_table().tolist() == [[-1]] * 4
+
+
+def test_folder_with_labels_sees_no_class_in_a_hidden_folder(unlabelled):
+    assert open_source("folder", "train", path=str(unlabelled)).class_names == ("2021",)
+
+
+def test_images_without_classes_are_no_labelled_folder(unlabelled):
+    (unlabelled / "test").mkdir()
+    (unlabelled / "test" / "a.png").write_bytes(b"image")
+    with pytest.raises(UserError, match="must hold a folder per class.* of the 1 images there none is"):
+        open_source("folder", "test", path=str(unlabelled))

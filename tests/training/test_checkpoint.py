@@ -38,11 +38,18 @@ def test_only_the_newest_are_kept(tmp_path):
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["3", "4"]
 
 
-def test_multiples_and_the_best_are_kept_too(tmp_path):
-    accuracy = {2: 0.5, 6: 0.8, 8: 0.8, 10: 0.7}
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("accuracy", {2: 0.5, 6: 0.8, 8: 0.8, 10: 0.7}),
+        ("loss", {2: 3.0, 6: 1.0, 8: 1.0, 10: 2.0}),
+        ("loss", {2: float("nan"), 6: 1.0, 8: 1.0, 10: float("nan")}),
+    ],
+)
+def test_multiples_and_the_best_are_kept_too(tmp_path, name, found):
     with Checkpoints(tmp_path / "c", keep_last=1, keep_every=4, keep_best=1) as checkpoints:
         for step in range(1, 12):
-            checkpoints.save(step, items(step), {"accuracy": accuracy[step]} if step in accuracy else None)
+            checkpoints.save(step, items(step), {name: found[step]} if step in found else None)
             if step == 7:
                 assert checkpoints.steps == [4, 6, 7]
     with Checkpoints(tmp_path / "c", keep_last=1, keep_every=4, keep_best=1) as checkpoints:

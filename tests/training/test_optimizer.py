@@ -1,5 +1,6 @@
 """Schedules and updates against plain NumPy."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -7,7 +8,7 @@ import pytest
 
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
-from vit_jax.training.optimizer import make_optimizer, make_schedule
+from vit_jax.training.optimizer import make_optimizer, make_schedule, scale_by_layer
 
 
 def settings(**values):
@@ -117,3 +118,14 @@ def test_weight_decay_moves_kernels_alone():
     after = run([zero], params, **values)["block"]
     np.testing.assert_allclose(after["kernel"], params["block"]["kernel"] * (1 - 0.1 * 0.5), rtol=1e-6)
     np.testing.assert_array_equal(after["bias"], params["block"]["bias"])
+
+
+def test_layer_decay_counts_no_layer_of_an_objective():
+    weights = {
+        "params": {"blocks": {f"{layer:02d}": {"kernel": jnp.ones(1)} for layer in range(2)}},
+        "extra": {"objective": {"blocks": {"07": {"kernel": jnp.ones(1)}}, "mask": jnp.ones(1)}},
+    }
+    scaled, _ = scale_by_layer(0.5).update(weights, optax.EmptyState())
+    blocks = scaled["params"]["blocks"]
+    assert [float(blocks[layer]["kernel"][0]) for layer in ("00", "01")] == [0.25, 0.5]
+    assert jax.tree.leaves(scaled["extra"]) == [1.0, 1.0]

@@ -12,9 +12,9 @@ from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 OBJECTIVES = {
     "supervised": {},
     "masked patches": {"name": "masked_patch"},
-    "masked autoencoder": {"name": "mae", "mask_ratio": 0.75},
-    "with a decoder of 4 layers": {"name": "mae", "mask_ratio": 0.75, "decoder_depth": 4},
-    "with a decoder of 1 layer": {"name": "mae", "mask_ratio": 0.75, "decoder_depth": 1},
+    "masked autoencoder": {"name": "mae"},
+    "with a decoder of 4 layers": {"name": "mae", "decoder_depth": 4},
+    "with a decoder of 1 layer": {"name": "mae", "decoder_depth": 1},
 }
 
 

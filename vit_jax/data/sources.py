@@ -85,6 +85,7 @@ def open_source(
     weights: tuple[float, ...] | None = None,
     image_size: int = 224,
     only: Sequence[str] | None = None,
+    labels: bool = True,
 ) -> Source:
     """Opens a split of a data set.
 
@@ -101,6 +102,7 @@ def open_source(
       weights: shares of the parts in training; None lets every example count the same.
       image_size: of `synthetic` images.
       only: names of classes; the others' images are left out, and these are numbered in this order.
+      labels: they are needed; else a folder needs no classes, and a data set no feature for them.
 
     Raises:
       UserError: what does not exist, is empty or cannot be read.
@@ -112,7 +114,8 @@ def open_source(
     if kind == "digits":
         return _slice(digits(name), split)
     if kind == "folder":
-        return _slice(Folder.scan(path, name, class_names), split)
+        return _slice(Folder.scan(path, name, class_names, labels), split)
+    label_key = label_key if labels or only else None
     if kind == "tfds":
         return tfds_records(path, split, label_key)
     if kind == "vtab":
@@ -128,6 +131,7 @@ def open_source(
         for part in parts:
             part_kind, _, part_path = part.partition(":")
             arguments = dict(label_key=label_key, class_names=class_names, num_classes=num_classes)
+            arguments["labels"] = labels
             opened.append(open_source(part_kind, split, path=part_path, image_size=image_size, **arguments))
         return Mixture.join(opened, weights, class_names)
     raise UserError(f"unknown data source {kind!r} (data.source); {nearest(kind, KINDS)}")
@@ -196,7 +200,7 @@ def digits(split: str) -> InMemory:
 class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
-    Where there are images and no folders of classes, they have no labels.
+    Without labels they may be anywhere below that. What is in folders that begin with a dot is left out.
     """
 
     files: tuple[str, ...]
@@ -205,7 +209,9 @@ class Folder(Source):
     max_labels: int = 1
 
     @classmethod
-    def scan(cls, root: str, split: str, class_names: tuple[str, ...] | None = None) -> "Folder":
+    def scan(
+        cls, root: str, split: str, class_names: tuple[str, ...] | None = None, labels: bool = True
+    ) -> "Folder":
         """Lists the files; those of `all` come in a fixed random order, fit for slicing.
 
         Args:
@@ -219,19 +225,23 @@ class Folder(Source):
                 f"no folder {where} (data.path and the split's name)"
                 + (f"; {root} has: {', '.join(sorted(siblings)[:20])}" if siblings else "")
             )
-        classes = class_names or tuple(sorted(folders))
-        if unknown := sorted(folders - set(classes)):
+        files = [file for file in files if not re.search(r"(^|/)\.[^/]*/", file)]
+        folders = {name for name in folders if not name.startswith(".")}
+        classes = (class_names or tuple(sorted(folders))) if labels else ()
+        if labels and (unknown := sorted(folders - set(classes))):
             raise UserError(f"{where} has classes that training lacks: {', '.join(unknown[:20])}")
         number = {name: label for label, name in enumerate(classes)}
         images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
-        if classes:
+        if labels:
             found = [(number[file.split("/")[0]], file) for file in images if "/" in file]
         else:
             found = [(-1, file) for file in images]
         if not found:
+            a_class = "a folder per class with " if labels else ""
+            more = f"; of the {len(images)} images there none is in such a folder" if images else ""
             raise UserError(
-                f"no images in {where}: it must hold a folder per class with "
-                f"{', '.join(s[1:] for s in IMAGE_SUFFIXES)} files"
+                f"no images in {where}: it must hold {a_class}"
+                f"{', '.join(s[1:] for s in IMAGE_SUFFIXES)} files{more}"
             )
         found.sort()
         if split == "all":
@@ -341,13 +351,13 @@ class Records(Source):
         return f"{self.name} example {index}"
 
 
-def image_and_labels(features: Mapping, label_key: str) -> Example:
-    """The encoded `image` of a tf.Example and its label or labels."""
+def image_and_labels(features: Mapping, label_key: str | None) -> Example:
+    """The encoded `image` of a tf.Example and its label or labels; none without a key."""
     (image,) = features["image"].bytes_list.value
-    return Example(image, tuple(features[label_key].int64_list.value))
+    return Example(image, tuple(features[label_key].int64_list.value) if label_key else ())
 
 
-def tfds_records(path: str, split: str, label_key: str) -> Records:
+def tfds_records(path: str, split: str, label_key: str | None) -> Records:
     """A TFDS data set prepared as ArrayRecord, read without TensorFlow.
 
     Args:
@@ -357,14 +367,15 @@ def tfds_records(path: str, split: str, label_key: str) -> Records:
     import tensorflow_datasets as tfds
 
     builder = tfds_builder(path)
-    feature = tfds_feature(builder, label_key)
-    multiple = not isinstance(feature, tfds.features.ClassLabel)
+    feature = tfds_feature(builder, label_key or "image")
+    multiple = label_key is not None and not isinstance(feature, tfds.features.ClassLabel)
+    labels = feature.feature if multiple else feature
     # The widest label set is not in a data set's description: 16 holds JFT's with room to spare.
     return Records(
         f"{builder.info.full_name} {split}",
         tfds_split(builder, split),
         partial(image_and_labels, label_key=label_key),
-        tuple((feature.feature if multiple else feature).names),
+        tuple(labels.names) if label_key else (),
         max_labels=16 if multiple else 1,
     )
 
@@ -434,7 +445,7 @@ def tfds_split(builder, split: str):
         ) from error
 
 
-def array_records(path: str, label_key: str, num_classes: int | None) -> Records:
+def array_records(path: str, label_key: str | None, num_classes: int | None) -> Records:
     """ArrayRecord files without TFDS's description.
 
     Args:
@@ -443,7 +454,9 @@ def array_records(path: str, label_key: str, num_classes: int | None) -> Records
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from etils import epath
 
-    if num_classes is None:
+    if label_key is None:
+        num_classes = 0
+    elif num_classes is None:
         raise UserError("array_record files don't say their classes: give data.num_classes")
     pattern = epath.Path(path)
     files = sorted(str(file) for file in pattern.parent.glob(pattern.name))

@@ -9,6 +9,7 @@ checksums, whatever the number of processes and devices that wrote or that read 
 import contextlib
 import itertools
 import json
+import math
 import shutil
 import zlib
 from collections.abc import Callable
@@ -302,7 +303,8 @@ def _quiet_orbax():
 
 def _score(figures: dict[str, float]) -> float:
     """Higher is better; a run has all its figures of one kind."""
-    return figures["accuracy"] if "accuracy" in figures else -figures.get("loss", 0.0)
+    score = figures.get("accuracy", -figures.get("loss", math.inf))
+    return -math.inf if math.isnan(score) else score
 
 
 def _checksums(items: dict) -> dict[str, int]:

@@ -58,9 +58,9 @@ class Evaluator:
 
     def samples(self, params: dict, most: int = 48) -> list[Sample]:
         """Test images spread evenly over the split, with what the model says of them."""
-        batch, placed = self._spread(most)
+        batch = self._spread(most)
         names = self._source.class_names
-        probabilities = np.asarray(jax.nn.softmax(self._forward(params, placed)))
+        probabilities = np.asarray(jax.nn.softmax(self._forward(params, self._placed(batch))))
         return [
             Sample(
                 image,
@@ -76,24 +76,28 @@ class Evaluator:
 
     def images(self, most: int = 6) -> np.ndarray:
         """Test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
-        batch, _ = self._spread(most)
+        batch = self._spread(most)
         return batch["image"][batch["mask"]]
 
     def pictures(self, params: dict, own: dict, most: int = 6) -> np.ndarray:
         """`images`, what is visible of them, and what the objective predicts: uint8
         `[3, images, height, width, 3]`."""
-        batch, placed = self._spread(most)
-        drawn = jax.device_get(self._pictures(params, own, placed))
+        batch = self._spread(most)
+        drawn = jax.device_get(self._pictures(params, own, self._placed(batch)))
         return np.stack([batch["image"], *drawn])[:, batch["mask"]]
 
-    def _spread(self, most: int) -> tuple[dict, dict]:
-        """So many images spread evenly over the split: a whole batch of them here, and on the devices."""
+    def _spread(self, most: int) -> dict[str, np.ndarray]:
+        """A whole batch of so many images spread evenly over the split, with their `numbers` in it."""
         chosen = np.unique(np.linspace(0, len(self._source) - 1, most).astype(int))
         batch_size = whole_batch(self._mesh, len(chosen))
         arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
         (batch,) = evaluation_batches(Subset(self._source, chosen), **arguments)
-        local = {"image": batch["image"][local_rows(self._mesh, batch_size)]}
-        return batch, to_devices(local, self._mesh)
+        return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
+
+    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Images and numbers of a batch that every process has whole, on the devices."""
+        rows = local_rows(self._mesh, len(batch["image"]))
+        return to_devices({name: batch[name][rows] for name in ("image", "numbers")}, self._mesh)
 
 
 def test_crop(config: ConfigDict) -> TestCrop:

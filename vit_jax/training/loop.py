@@ -88,7 +88,8 @@ def train(
 
     leader = jax.process_index() == 0
     images = {"train": len(train_source), "test": len(test_source)}
-    manifest = make_manifest(steps, train_source.class_names, images, origin.model, origin.arguments)
+    names = train_source.class_names if supervised else ()
+    manifest = make_manifest(steps, names, images, origin.model, origin.arguments)
     if leader:
         claim(workdir, config, manifest)
     check_shared(workdir, peers)
@@ -164,17 +165,18 @@ def train(
             if writer:
                 writer.write(step, {f"test/{name}": value for name, value in figures.items()} | row)
             if not supervised:
-                picture = reconstruction_picture(evaluate.pictures(params, own))
+                drawn = evaluate.pictures(params, own)
                 if leader:
                     file = workdir / RECONSTRUCTIONS / f"{step}.png"
                     file.parent.mkdir(exist_ok=True)
-                    file.write_bytes(picture)
-                    report(step, figures)
+                    file.write_bytes(reconstruction_picture(drawn))
+                    if step < steps:
+                        report(step, figures)
             return figures
 
         def report(step: int, figures: dict[str, float], samples=(), looks=()) -> Path:
             """Written at the end, and with each picture of an objective that has such."""
-            table = {f"test {name}": f"{value:,.4g}" for name, value in figures.items()}
+            table = {f"test {name.replace('_', ' ')}": f"{value:,.4g}" for name, value in figures.items()}
             drawn = kept_pictures(workdir / RECONSTRUCTIONS)
             pictures = {"Test images: original, visible, predicted": drawn, "What it sees": dict(looks)}
             return write_report(workdir, table | {"steps": f"{step:,}"}, samples, pictures)
@@ -252,6 +254,7 @@ def open_sources(config: ConfigDict) -> tuple[Source, Source]:
         weights=values.weights,
         image_size=values.image_size,
         only=values.classes,
+        labels=is_supervised(config),
     )
     train_source = open_source(values.source, values.train_split, **arguments)
     names = train_source.class_names
@@ -289,11 +292,6 @@ def class_count(config: ConfigDict, source: Source) -> int:
     if not is_supervised(config):
         return 0
     found = len(source.class_names)
-    if not found:
-        raise UserError(
-            f"{config.data.path} has no labels: it must hold a folder per class, or the objective must do "
-            "without (config.objective.name='masked_patch' or 'mae')"
-        )
     if config.data.num_classes is not None and config.data.num_classes < found:
         raise UserError(
             f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes"
@@ -329,8 +327,9 @@ def from_items(items: dict) -> tuple[State, Metrics]:
 
 def in_words(figures: dict[str, float]) -> str:
     """An evaluation as part of a line."""
-    accuracy = f"test accuracy {figures['accuracy']:.2%} | " if "accuracy" in figures else ""
-    return f"{accuracy}test loss {figures['loss']:.4f} ({figures['images']:.0f} images)"
+    shares = figures.keys() - {"loss", "images"}
+    parts = [f"test {name.replace('_', ' ')} {figures[name]:.2%}" for name in sorted(shares)]
+    return " | ".join([*parts, f"test loss {figures['loss']:.4f} ({figures['images']:.0f} images)"])
 
 
 def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origin) -> str:

@@ -119,6 +119,8 @@ def scale_by_layer(decay: float) -> optax.GradientTransformation:
 
 def _layer(path: str) -> float:
     """Number of a parameter's encoder layer; -1 before them, infinity behind."""
+    if path.startswith("extra/objective/"):  # A decoder's layers too.
+        return math.inf
     if found := re.search(r"(?:^|/)blocks/(\d+)/", path):
         return int(found[1])
     behind = r"(?:^|/)(norm|pre_logits|attention_pooling|head|distillation_head)/"

@@ -36,6 +36,11 @@ td:last-child { font-variant-numeric: tabular-nums; text-align: right; padding-r
 CURVES = (
     ("Loss", {"train/loss": "training", "test/loss": "test"}, 1),
     ("Accuracy, %", {"train/accuracy": "training", "test/accuracy": "test"}, 100),
+    (
+        "Accuracy in hidden patches, %",
+        {"train/patch_accuracy": "training", "test/patch_accuracy": "test"},
+        100,
+    ),
     ("Learning rate", {"train/learning_rate": ""}, 1),
     ("Throughput, images/s", {"train/images_per_second": ""}, 1),
 )

@@ -120,7 +120,8 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(config.seed), step)
         batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
         old, drawing = weights_of(state), jax.random.fold_in(key, PREPARE)
-        batch = _prepare(objective, objective_weights(old), mesh, batch, drawing)
+        numbers = jnp.arange(config.batch_size)
+        batch = _prepare(objective, objective_weights(old), mesh, batch, drawing, numbers)
         (loss, more), gradient = accumulate(old, batch, key)
         norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
@@ -187,7 +188,8 @@ def make_eval_step(
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
     def eval_step(params, own, batch, first):
-        batch = _prepare(objective, own, mesh, batch, key, first)
+        numbers = first + jnp.arange(len(batch["image"]))
+        batch = _prepare(objective, own, mesh, batch, key, numbers)
         losses, more = _losses(graphdef, objective, mesh, params, own, batch)
         keep = batch["mask"]
         sums = {name: jnp.where(keep, x, 0).sum() for name, x in {"loss": losses, **more}.items()}
@@ -202,11 +204,14 @@ def make_eval_step(
 def make_pictures(
     graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, shardings: tuple
 ) -> Callable[[dict, dict, dict], tuple[jax.Array, jax.Array]]:
-    """Compiles `(params, own, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8."""
+    """Compiles `(params, own, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
+
+    The batch has the images' `numbers` in their split, so that they are seen as they are evaluated.
+    """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
     def pictures(params, own, batch):
-        batch = _prepare(objective, own, mesh, batch, key)
+        batch = _prepare(objective, own, mesh, batch, key, batch["numbers"])
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
             drawn = nnx.merge(objective, own).pictures(nnx.merge(graphdef, params), batch)
         return tuple(jnp.round(jnp.clip(x, 0, 255)).astype(jnp.uint8) for x in drawn)
@@ -214,9 +219,9 @@ def make_pictures(
     return jax.jit(pictures, in_shardings=(*shardings, split_batch(mesh)), out_shardings=replicated(mesh))
 
 
-def _prepare(objective, own, mesh, batch, key, first=0) -> dict[str, jax.Array]:
+def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
     """The batch with what the objective draws for each image, from the key and the image's number."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(len(batch["image"])))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     drawn = nnx.merge(objective, own).prepare(batch, keys)
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
 

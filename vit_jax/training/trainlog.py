@@ -100,7 +100,8 @@ class TrainLog:
         row["train/learning_rate"] = float(self._schedule(step))
         row["train/skipped_steps"] = float(sums["skipped"]["total"])
         line = f"step {step}/{self._steps} | epoch {row['epoch']:.1f} | loss {means['loss']:.4f}"
-        line += f" | accuracy {means['accuracy']:.1%}" if "accuracy" in means else ""
+        for name in sorted(means.keys() - {"loss", "gradient_norm"}):  # The objective's own are shares.
+            line += f" | {name.replace('_', ' ')} {means[name]:.1%}"
         line += f" | lr {row['train/learning_rate']:.2e}"
         if done:
             speed = done * self._batch_size / seconds

@@ -11,7 +11,7 @@ from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.program import Program, make_program
 
-OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {"mask_ratio": 0.75}}
+OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}}
 
 
 def program_of(name: str, **values) -> Program:
@@ -63,9 +63,7 @@ def test_objectives_parameters_are_trained_beside_the_models(name):
     before = jax.device_get(program.initial_state(0)["extra"])
     after, _ = stepped(name)
     changed = jax.tree.map(lambda old, new: not np.array_equal(old, new), before, after["extra"])
-    # The biases of keys do not change what is attended to.
-    unchanged = [path for path, x in jax.tree.leaves_with_path(changed) if not x]
-    assert all("qkv" in str(path) for path in unchanged), unchanged
+    assert all(jax.tree.leaves(changed)), changed
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

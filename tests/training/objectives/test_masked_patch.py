@@ -162,7 +162,7 @@ def test_loss_is_the_mean_over_corrupted_patches_alone(target):
             log = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
             expected = -np.take_along_axis(log, wanted[..., None], -1).mean()
             right = (logits.argmax(-1) == wanted).mean()
-            np.testing.assert_allclose(metrics["accuracy"][image], right, rtol=1e-6)
+            np.testing.assert_allclose(metrics["patch_accuracy"][image], right, rtol=1e-6)
         np.testing.assert_allclose(found[image], expected, rtol=1e-5)
 
 
@@ -188,6 +188,8 @@ def test_pictures_differ_from_the_images_in_corrupted_patches_alone(target):
         (dict(model="ViT-Ti/14", image_size=28, target="cells"), "4 does not divide its 14 pixels; use"),
         (dict(model="R50+ViT-Ti/16", image_size=32, options=dict(resnet_blocks=(1, 1))), "not a hybrid"),
         (dict(options=dict(channels=1)), "needs 3 channels, not 1"),
+        (dict(options=dict(pooling="map")), "trains nothing behind the encoder"),
+        (dict(options=dict(pre_logits=True)), "trains nothing behind the encoder"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(arguments, words):

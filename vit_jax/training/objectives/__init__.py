@@ -3,7 +3,7 @@
 An objective is a module whose parameters are what training needs beyond the model's; they are kept with the
 run's state, and no checkpoint that is loaded from it has them. It has
 
-  metrics                    names of what it reports beside the loss
+  metrics                    names of what it reports beside the loss: shares of 1
   prepare(batch, keys)       the batch with what is drawn at random for each image, from its key
   (model, batch, rngs)       the loss and the metrics of each image, `[batch]`
 
@@ -23,6 +23,8 @@ from vit_jax.models.card import traced_multiply_adds
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
+
+MASK_RATIOS = {"masked_patch": 0.5, "mae": 0.75}  # The papers'.
 
 
 def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs) -> nnx.Module:
@@ -52,15 +54,21 @@ def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs) -> 
             f"config.objective.name={values.name!r} hides patches of pixels; the model must be a ViT, not a "
             "hybrid or a ResNet, whose features see beyond a patch"
         )
+    if model.pooling == "map" or model.pre_logits is not None:
+        raise UserError(
+            f"config.objective.name={values.name!r} trains nothing behind the encoder: it needs "
+            "model.pooling='cls' or 'gap', and model.pre_logits=False"
+        )
+    ratio = MASK_RATIOS[values.name] if values.mask_ratio is None else values.mask_ratio
     if values.name == "masked_patch":
-        return MaskedPatch(model, values.mask_ratio, values.target, rngs=rngs)
+        return MaskedPatch(model, ratio, values.target, rngs=rngs)
     return MAE(
         model,
-        values.mask_ratio,
+        ratio,
         dim=values.decoder_dim,
         depth=values.decoder_depth,
         heads=values.decoder_heads,
-        normalize=values.normalize,
+        normalize_targets=values.normalize_targets,
         rngs=rngs,
     )
 

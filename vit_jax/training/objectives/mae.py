@@ -24,7 +24,7 @@ class MAE(nnx.Module):
       model: the ViT that is trained; its positions are added at the stem.
       ratio: share of the patches that is hidden; the visible ones are rounded down.
       dim, depth, heads: of the decoder; its MLP is 4 dim wide.
-      normalize: predict each patch's pixels less their mean, over their deviation.
+      normalize_targets: predict each patch's pixels less their mean, over their deviation.
 
     Raises:
       UserError: no patch is hidden or visible, or the model needs all of its patches.
@@ -40,16 +40,17 @@ class MAE(nnx.Module):
         dim: int,
         depth: int,
         heads: int,
-        normalize: bool,
+        normalize_targets: bool,
         rngs: nnx.Rngs,
     ):
-        own_positions = model.rope or model.position == "relative" or model.position_at != "stem"
-        if own_positions or model.attention != "full":
+        stem = model.position in ("sincos2d", "1d", "2d") and model.position_at == "stem"
+        if not stem or model.rope or model.attention != "full":
             raise UserError(
                 "config.objective.name='mae' leaves patches out: it needs model.attention='full' and "
                 "positions at the stem (model.position='sincos2d', '1d' or '2d', without rope)"
             )
-        self.grid, self.patch, self.normalize = model.grid, model.patch_size, normalize
+        self.grid, self.patch = model.grid, model.patch_size
+        self.normalize_targets = normalize_targets
         self.patches = math.prod(model.grid)
         self.visible = math.floor(self.patches * (1 - ratio) + 1e-9)  # 10 (1 - 0.9) is 0.99...
         if not 0 < self.visible < self.patches:
@@ -96,7 +97,7 @@ class MAE(nnx.Module):
           batch: `image` uint8 `[batch, height, width, channels]`, and what `prepare` drew.
         """
         targets = pick(patchify(normalize(batch["image"]), self.patch), batch["order"][:, self.visible :])
-        if self.normalize:
+        if self.normalize_targets:
             mean, deviation = moments(targets)
             targets = (targets - mean) / deviation
         return jnp.square(self.predict(model, batch, rngs) - targets).mean(axis=(1, 2)), {}
@@ -132,7 +133,7 @@ class MAE(nnx.Module):
         """
         hidden = batch["order"][:, self.visible :]
         pixels, known = self.predict(model, batch), patchify(normalize(batch["image"]), self.patch)
-        if self.normalize:
+        if self.normalize_targets:
             mean, deviation = moments(pick(known, hidden))
             pixels = pixels * deviation + mean
         filled = (put(known, hidden, content) for content in (jnp.zeros_like(pixels), pixels))

@@ -56,7 +56,7 @@ class MaskedPatch(nnx.Module):
             raise UserError(f"config.objective.target={target!r} needs 3 channels, not {model.channels}")
         else:
             outputs = CELLS[target] ** 2 * COLORS
-        self.metrics = ("accuracy",) if target in CELLS else ()
+        self.metrics = ("patch_accuracy",) if target in CELLS else ()
         self.mask = nnx.Param(initial.normal(0.02)(rngs.params(), (1, 1, model.dim)))
         self.head = linear_head(model.dim, outputs, 0.0, rngs)
 
@@ -93,7 +93,7 @@ class MaskedPatch(nnx.Module):
             return jnp.square(predicted - targets).mean(axis=(1, 2)), {}
         losses = optax.softmax_cross_entropy_with_integer_labels(predicted, targets)
         right = predicted.argmax(-1) == targets
-        return losses.mean(axis=(1, 2)), {"accuracy": right.mean(axis=(1, 2))}
+        return losses.mean(axis=(1, 2)), {"patch_accuracy": right.mean(axis=(1, 2))}
 
     def predict(
         self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
