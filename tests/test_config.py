@@ -1,6 +1,7 @@
 """The shipped configs hold the paper's values, run, and have no value that nothing reads."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,16 @@ def test_difference_is_named_with_both_values():
     saved = configs.to_json(config)
     config.optimizer.learning_rate = 0.5
     assert configs.differences(saved, config) == ["optimizer.learning_rate: 0.002 -> 0.5"]
+
+
+def test_value_that_is_newer_than_a_run_is_its_default():
+    config = load("quickstart")
+    saved = json.loads(configs.to_json(config))
+    del saved["objective"], saved["fewshot"]["seeds"]
+    assert configs.differences(json.dumps(saved), config) == []
+    config.objective.name = "mae"
+    (difference,) = configs.differences(json.dumps(saved), config)
+    assert difference == "objective.name: classification -> mae"
 
 
 @pytest.mark.parametrize("key", sorted(configs.OPERATIONAL))

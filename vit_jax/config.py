@@ -429,8 +429,9 @@ def from_json(text: str) -> ConfigDict:
 
 def differences(saved: str, config: ConfigDict) -> list[str]:
     """What keeps a run of `config` from continuing one of the saved config: `key: saved -> new`."""
-    old = dict(leaves(from_json(saved)))  # What did not exist then is as it was: the default.
-    new = dict(leaves(ConfigDict(json.loads(to_json(config)))))
+    # What did not exist when it was saved is as it was then: the default.
+    texts = to_json(from_json(saved)), to_json(config)
+    old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
