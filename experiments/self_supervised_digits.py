@@ -5,7 +5,8 @@ labels, by each objective, and then fine-tuned on a tenth of them with labels; b
 from random parameters. There are three seeds of everything. Each start has its own learning rate, by runs of
 the first seed on training images held out for this; test images are looked at once.
 
-Writes results.md, results.json and results.png into DIR. The same command again goes on where it was stopped.
+Writes results.md, results.json, results.png and reconstructions.png into DIR. The same command again goes on
+where it was stopped.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.jobs import Job, figures_of
+from vit_jax.training.workdir import RECONSTRUCTIONS
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -89,6 +91,7 @@ def report(out: Path) -> None:
         rate = best(held_out[start])
         tests[start] = accuracies({seed: finetuned("test", start, rate, seed, {}) for seed in SEEDS})
     write(out, held_out, tests)
+    show(out / "reconstructions.png", {start: networks[start, SEEDS[0]] for start in OBJECTIVES})
 
 
 def job(workdir: Path, seed: int, values: dict) -> Job:
@@ -132,6 +135,20 @@ def write(out: Path, held_out: dict, tests: dict) -> None:
     (out / "results.json").write_text(json.dumps({"held_out": held_out, "tests": tests}, indent=2) + "\n")
     draw(out / "results.png", tests)
     print(f"\n{text}\n\n{out / 'results.md'}, results.json, results.png")
+
+
+def show(path: Path, networks: Mapping[str, Job]) -> None:
+    """The last pictures of each objective: test images, what is visible of them, what is predicted."""
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    for axes, (start, network) in zip(figure.subplots(2, 2).flat, networks.items(), strict=True):
+        newest = max((network.workdir / RECONSTRUCTIONS).glob("*.png"), key=lambda file: int(file.stem))
+        axes.imshow(Image.open(newest))
+        axes.set_title(start, fontsize="medium")
+        axes.set_axis_off()
+    figure.savefig(path, dpi=110)
 
 
 def draw(path: Path, tests: dict) -> None:
