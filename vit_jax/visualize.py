@@ -6,19 +6,13 @@ patch embedding's filters and, as colours, of the last layer's tokens; all as PN
 and index.html with all of them. A figure that is not defined for the model is a line that says why.
 """
 
-import html
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 from absl import flags
 
 from vit_jax import command
 from vit_jax.config import from_json
-from vit_jax.data.decode import Unreadable
-from vit_jax.data.files import ImageFiles, find_images
-from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.files import ImageFiles, find_images, read_images
 from vit_jax.data.sources import Source
 from vit_jax.errors import UserError
 
@@ -38,14 +32,6 @@ IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDT
 LAYERS = flags.DEFINE_bool("layers", False, "Rollout after each layer.")
 HEADS = flags.DEFINE_bool("heads", False, "The last layer's attention, of each head.")
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
-main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }
-figure { margin: 0; border: 1px solid #8884; border-radius: 6px; padding: .5rem; background: #fff; }
-img { width: 100%; height: auto; display: block; } figcaption { font-size: .85rem; color: #222; }
-h1 { font-size: 1.4rem; }
-"""
-
 
 def main(arguments: list[str]) -> None:
     if arguments:
@@ -61,6 +47,7 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
 
     import vit_jax
+    from vit_jax.inspection.drawing import draw_all
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     model = vit_jax.load_model(CHECKPOINT.value, **changes)
@@ -68,7 +55,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("the model has no attention (BiT): there is nothing to show of it")
     if model.channels != 3:
         raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
-    names, images = read(source, model.image_size, MOST.value)
+    names, images = read_images(source, model.image_size, MOST.value)
     draw_all(
         model,
         names,
@@ -79,124 +66,6 @@ def main(arguments: list[str]) -> None:
         heads=HEADS.value,
         batch_size=BATCH_SIZE.value,
     )
-
-
-def draw_all(
-    model,
-    names: Sequence[str],
-    images: np.ndarray,
-    out: Path,
-    title: str,
-    layers: bool = False,
-    heads: bool = False,
-    batch_size: int = 8,
-) -> None:
-    """All figures of a ViT into the folder `out`.
-
-    Args:
-      images: uint8 `[images, height, width, channels]`.
-      layers, heads: also rollout after each layer, and each head of the last.
-    """
-    from vit_jax.inspection import embeddings, figures
-    from vit_jax.inspection.attention import check_attends
-
-    found = look(model, images, batch_size)
-    arrays, drawn, undefined = {"images": images}, {}, {}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
-
-    def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """A figure into the folder and its arrays among the others."""
-        try:
-            values, figure = make()
-        except UserError as error:
-            undefined[caption] = str(error)
-            print(f"{caption}: not defined: {error}")
-            return
-        arrays.update(values)
-        figure.savefig(out / f"{name}.png", dpi=110)
-        drawn[name] = caption
-        print(f"{out / name}.png  {caption}")
-
-    def rollout():
-        check_attends(model)
-        seen = found["rollout"][:, -1]
-        overlays = [figures.overlay(image, weights) for image, weights in zip(images, seen, strict=True)]
-        return {"rollout": seen}, figures.pairs(images, overlays, names)
-
-    def distance():
-        check_attends(model)
-        return {"distance": found["distance"]}, figures.distance_dots(found["distance"])
-
-    def positions():
-        similarity = embeddings.position_similarity(model)
-        return {"position_similarity": similarity}, figures.similarity_tiles(similarity)
-
-    def filters():
-        components = embeddings.filters(model)
-        return {"filters": components}, figures.tiles(components, 7)
-
-    def colours():
-        coloured = embeddings.token_colours(model, found["tokens"])
-        return {"token_colours": coloured}, figures.pairs(images, list(coloured), names)
-
-    def each(kind: str, caption: str, part: str, maps: np.ndarray) -> None:
-        """A figure for each image, of its maps."""
-        for number, (name, image, own) in enumerate(zip(names, images, maps, strict=True)):
-            overlays = [figures.overlay(image, weights) for weights in own]
-            titles = [f"{part} {index + 1}" for index in range(len(own))]
-            made = {kind: maps}, figures.tiles(overlays, 6, titles)
-            draw(f"{kind}_{number}", f"{caption}: {name}", lambda made=made: made)
-
-    draw("rollout", "Attention rollout: how much of each patch the output sees", rollout)
-    if layers and "rollout" in found:
-        each("layers", "Rollout after each layer", "layer", found["rollout"])
-    if heads and "heads" in found:
-        each("heads", "The last layer's attention, each head", "head", found["heads"])
-    draw("distance", "Mean attention distance of each head", distance)
-    draw("positions", "Similarity of position embeddings", positions)
-    draw("filters", "Principal components of the patch embedding's filters", filters)
-    draw("tokens", "The last layer's tokens: their three principal components as colours", colours)
-    np.savez_compressed(out / "arrays.npz", **arrays)
-    (out / "index.html").write_text(page(title, drawn, undefined))
-    print(f"{out / 'index.html'}")
-
-
-def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """What a ViT computes on the way, over all images: the last layer's `tokens`, and of full attention the
-    heads' `distance`, `[layers, heads]`, `rollout`, `[images, layers, rows, columns]`, and what each of the
-    last layer's `heads` sees, `[images, heads, rows, columns]`."""
-    import jax
-    from flax import nnx
-
-    from vit_jax.inspection.attention import attention_distance, of_patches, rollout
-    from vit_jax.models.layers import normalize
-
-    graphdef, params = nnx.split(model)
-    capture = ("attention", "tokens") if model.attention == "full" else ("tokens",)
-
-    @jax.jit
-    def captured(params, batch):
-        return nnx.merge(graphdef, params)(normalize(batch), capture=capture)[1]
-
-    distance, found = 0, {"tokens": [], "rollout": [], "heads": []}
-    for start in range(0, len(images), batch_size):
-        batch = images[start : start + batch_size]
-        seen = jax.device_get(captured(params, batch))
-        found["tokens"].append(seen["tokens"][-1])
-        if attention := seen.get("attention"):
-            distance += attention_distance(model, attention) * len(batch) / len(images)
-            found["rollout"].append(np.stack([of_patches(model, x) for x in rollout(attention)], axis=1))
-            heads = np.moveaxis(attention[-1], 1, 0)
-            found["heads"].append(np.stack([of_patches(model, head) for head in heads], axis=1))
-        if sys.stderr.isatty():
-            done = start + len(batch)
-            end = "\n" if done == len(images) else ""
-            print(f"\r{done}/{len(images)} images", end=end, file=sys.stderr, flush=True)
-    found = {name: np.concatenate(parts) for name, parts in found.items() if parts}
-    return found | ({"distance": distance} if "rollout" in found else {})
 
 
 def test_images(checkpoint: str) -> Source:
@@ -212,49 +81,6 @@ def test_images(checkpoint: str) -> Source:
     if not (path / CONFIG).is_file() or not (path / MANIFEST).is_file():
         raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
     return open_sources(from_json((path / CONFIG).read_text()))[1]
-
-
-def read(source: Source, size: tuple[int, int], most: int) -> tuple[list[str], np.ndarray]:
-    """Names and pixels of the first readable images: the largest centred part of the model's aspect ratio,
-    uint8 `[images, height, width, 3]`.
-
-    Raises:
-      UserError: none is readable.
-    """
-    crop, names, images = TestCrop(size, "short_side", min(size)), [], []
-    for index in range(len(source)):
-        if len(images) == most:
-            print(f"note: the first {most} of {len(source)} images are shown (--most)")
-            break
-        try:
-            images.append(crop(source[index].image))
-        except Unreadable:
-            print(f"unreadable image skipped: {source.describe(index)}")
-            continue
-        names.append(Path(source.describe(index)).name)
-    if not images:
-        raise UserError(f"none of the {len(source)} files is an image that can be read")
-    return names, np.stack(images)
-
-
-def page(title: str, drawn: dict[str, str], undefined: dict[str, str]) -> str:
-    """All figures side by side."""
-    title = html.escape(title)
-    figures = "".join(
-        f'<figure><img src="{name}.png" alt="{html.escape(caption)}"><figcaption>{html.escape(caption)}'
-        "</figcaption></figure>\n"
-        for name, caption in drawn.items()
-    )
-    missing = "".join(
-        f"<figure><figcaption>{html.escape(caption)}: {html.escape(reason)}</figcaption></figure>\n"
-        for caption, reason in undefined.items()
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body>\n"
-        f"<h1>{title}</h1>\n<main>\n{figures}{missing}</main>\n</body></html>\n"
-    )
 
 
 if __name__ == "__main__":

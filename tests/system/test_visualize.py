@@ -13,10 +13,9 @@ from PIL import Image
 
 import vit_jax
 from tests.system.conftest import ROOT
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import digits
-from vit_jax.errors import UserError
 from vit_jax.inspection.attention import attention_distance, of_patches, rollout
-from vit_jax.visualize import test_images as images_of_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -66,12 +65,12 @@ def test_arrays_are_what_the_model_sees(shown, finished):
     np.testing.assert_allclose(arrays["distance"], attention_distance(model, found["attention"]), rtol=1e-4)
 
 
-def test_run_shows_its_own_test_images(finished, tmp_path):
-    source = images_of_run(str(finished))
-    assert len(source) == 360
-    np.testing.assert_array_equal(source[7].image, digits("test")[7].image)
-    with pytest.raises(UserError, match="give --images"):
-        images_of_run(str(tmp_path))
+def test_run_shows_its_own_test_images(run, no_tensorflow, finished, tmp_path):
+    out = tmp_path / "out"
+    result = visualize(run, no_tensorflow, f"--checkpoint={finished}", f"--out={out}", "--most=2")
+    assert result.returncode == 0, result.stderr
+    expected = [TestCrop(16, resize=16)(digits("test")[index].image) for index in range(2)]
+    np.testing.assert_array_equal(np.load(out / "arrays.npz")["images"], expected)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")

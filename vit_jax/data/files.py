@@ -6,7 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import IMAGE_SUFFIXES, Example, Source
 from vit_jax.errors import UserError
 
@@ -74,3 +77,26 @@ class ImageFiles(Source):
 
     def describe(self, index):
         return self._found[index][0]
+
+
+def read_images(source: Source, size: tuple[int, int], most: int) -> tuple[list[str], np.ndarray]:
+    """Names and pixels of the first readable images: the largest centred part of the model's aspect ratio,
+    uint8 `[images, height, width, 3]`.
+
+    Raises:
+      UserError: none is readable.
+    """
+    crop, names, images = TestCrop(size, "short_side", min(size)), [], []
+    for index in range(len(source)):
+        if len(images) == most:
+            print(f"note: the first {most} of {len(source)} images are shown (--most)")
+            break
+        try:
+            images.append(crop(source[index].image))
+        except Unreadable:
+            print(f"unreadable image skipped: {source.describe(index)}")
+            continue
+        names.append(Path(source.describe(index)).name)
+    if not images:
+        raise UserError(f"none of the {len(source)} files is an image that can be read")
+    return names, np.stack(images)

@@ -505,7 +505,7 @@ class ViT(nnx.Module):
         """
 
         def repeated(token):
-            return jnp.broadcast_to(token[...].astype(patches.dtype), (len(patches), *token.shape[1:]))
+            return jnp.broadcast_to(token[...].astype(patches.dtype), (patches.shape[0], *token.shape[1:]))
 
         special = [repeated(self.cls)] if self.pooling == "cls" else []
         if self.distillation != "none":

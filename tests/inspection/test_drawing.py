@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.data.files import ImageFiles, find_images, read_images
+from vit_jax.inspection.drawing import draw_all
 from vit_jax.models import create_model
-from vit_jax.visualize import draw_all, read
 
 SMALL = dict(num_classes=5, image_size=(16, 24), dim=16, depth=1, hidden=32, heads=2)
 ALL = {"rollout", "distance", "positions", "filters", "tokens"}
@@ -43,7 +43,7 @@ def files(tmp_path_factory):
 def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, capsys):
     (name, options), drawn, undefined = VARIANTS[variant]
     model = create_model(name, **SMALL | options)
-    names, images = read(files, model.image_size, 3)
+    names, images = read_images(files, model.image_size, 3)
     assert names == ["a.png", "b.jpg", "c.png"] and images.shape == (3, *model.image_size, 3)
     draw_all(model, names, images, tmp_path, "What it sees", layers=True, heads=True, batch_size=2)
     pictures = {path.stem for path in tmp_path.glob("*.png")}
@@ -61,5 +61,5 @@ def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, caps
 
 
 def test_no_more_images_are_read_than_asked_for(files, capsys):
-    assert read(files, (8, 8), 2)[1].shape == (2, 8, 8, 3)
+    assert read_images(files, (8, 8), 2)[1].shape == (2, 8, 8, 3)
     assert "the first 2 of 3 images are shown" in capsys.readouterr().out
