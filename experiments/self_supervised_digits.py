@@ -163,7 +163,7 @@ def draw(path: Path, tests: dict) -> None:
         axes.plot([statistics.mean(values)], [row], "|", color="black", markersize=18)
     axes.set_yticks(range(len(tests)), list(tests))
     axes.invert_yaxis()
-    axes.set_xlabel("test accuracy after fine-tuning on a tenth of the labels, %")
+    axes.set_xlabel("test accuracy, %")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=150)
 
