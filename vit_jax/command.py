@@ -19,8 +19,11 @@ def run(main: Callable[[list[str]], None]) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
 
     0: done, or stopped by a signal and saved. 2: the user's mistake. A fault of ours is a
-    traceback and 1.
+    traceback and 1. With `--help` it says what the command does, and no more.
     """
+    if {"--help", "-h"} & {*sys.argv[1:]}:
+        print(f"{sys.modules['__main__'].__doc__.strip()}\n{flags.FLAGS.main_module_help()}")
+        return
     try:
         main(parse_flags())
     except (UserError, OSError) as error:
