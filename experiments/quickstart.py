@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 
 from vit_jax.errors import UserError
-from vit_jax.jobs import Job, figures_of
+from vit_jax.jobs import Job, accuracies_of
 
 CONFIG = f"--config={Path(__file__).parents[1] / 'configs' / 'quickstart.py'}"
 
@@ -23,7 +23,7 @@ def main() -> None:
     out = arguments.out.absolute()
     jobs = {seed: Job(out / f"seed{seed}", (CONFIG, f"--config.seed={seed}")) for seed in arguments.seeds}
     try:
-        accuracies = [figures["accuracy"] for figures in figures_of(jobs).values()]
+        accuracies = list(accuracies_of(jobs).values())
     except UserError as error:
         parser.exit(2, f"error: {error}\n")
 

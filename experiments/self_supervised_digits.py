@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vit_jax import command
 from vit_jax.errors import UserError
-from vit_jax.jobs import Job, figures_of
+from vit_jax.jobs import Job, accuracies_of, figures_of
 from vit_jax.training.workdir import RECONSTRUCTIONS
 
 SEEDS = (0, 1, 2)
@@ -85,11 +85,11 @@ def report(out: Path) -> None:
 
     held_out, tests = {}, {}
     for start in STARTS:
-        held_out[start] = accuracies(
+        held_out[start] = accuracies_of(
             {rate: finetuned("held-out", start, rate, SEEDS[0], HELD_OUT) for rate in RATES}
         )
         rate = best(held_out[start])
-        tests[start] = accuracies({seed: finetuned("test", start, rate, seed, {}) for seed in SEEDS})
+        tests[start] = accuracies_of({seed: finetuned("test", start, rate, seed, {}) for seed in SEEDS})
     write(out, held_out, tests)
     show(out / "reconstructions.png", {start: networks[start, SEEDS[0]] for start in OBJECTIVES})
 
@@ -103,11 +103,6 @@ def job(workdir: Path, seed: int, values: dict) -> Job:
 def slug(start: str) -> str:
     """For a folder's name."""
     return start.replace(",", "").replace(" ", "-")
-
-
-def accuracies(jobs: Mapping) -> dict:
-    """Of runs by anything, which are made where they are not there yet."""
-    return {key: figures["accuracy"] for key, figures in figures_of(jobs).items()}
 
 
 def best(accuracies: Mapping[float, float]) -> float:

@@ -27,7 +27,7 @@ from vit_jax.config import from_json
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import Accuracy, few_shot
-from vit_jax.jobs import Job, figures_of
+from vit_jax.jobs import Job, accuracies_of
 from vit_jax.training.workdir import CONFIG, model_arguments
 
 SEEDS = (0, 1, 2)
@@ -72,7 +72,7 @@ def report(out: Path) -> None:
       UserError: a run failed.
     """
     networks = {seed: job(out / f"pretrained-{seed}", OLD, seed, PRETRAINING) for seed in SEEDS}
-    accuracies(networks)
+    accuracies_of(networks)
 
     def transfer(kind: str, start: str, rate: float, seed: int, values: dict) -> Job:
         values = BUDGET | {"optimizer.learning_rate": rate} | values
@@ -83,9 +83,9 @@ def report(out: Path) -> None:
     held_out, tests, penalties, frozen = {}, {}, {}, {}
     for start in STARTS:
         rates = {rate: transfer("held-out", start, rate, SEEDS[0], HELD_OUT) for rate in RATES}
-        held_out[start] = accuracies(rates)
+        held_out[start] = accuracies_of(rates)
         rate = best(held_out[start])
-        tests[start] = accuracies({seed: transfer("test", start, rate, seed, {}) for seed in SEEDS})
+        tests[start] = accuracies_of({seed: transfer("test", start, rate, seed, {}) for seed in SEEDS})
         models = [network(networks[seed].workdir, start, seed) for seed in SEEDS]
         penalties[start], frozen[start] = by_shots(models)
     write(out, held_out, tests, penalties, frozen)
@@ -95,11 +95,6 @@ def job(workdir: Path, classes: tuple[str, ...], seed: int, values: dict) -> Job
     """A run of the quickstart's model on some of the digits."""
     values = {"data.classes": classes, "seed": seed} | values
     return Job(workdir, (QUICKSTART, *(f"--config.{key}={value}" for key, value in values.items())))
-
-
-def accuracies(jobs: dict) -> dict:
-    """Of runs by anything, which are made where they are not there yet."""
-    return {key: figures["accuracy"] for key, figures in figures_of(jobs).items()}
 
 
 def best(accuracies: Mapping[float, float]) -> float:

@@ -87,6 +87,11 @@ def figures_of(jobs: Mapping[Any, Job]) -> dict[Any, dict[str, float]]:
     return {key: result.figures for key, result in outcomes.items()}
 
 
+def accuracies_of(jobs: Mapping[Any, Job]) -> dict[Any, float]:
+    """Test accuracies of classifiers' runs, as `figures_of`."""
+    return {key: figures["accuracy"] for key, figures in figures_of(jobs).items()}
+
+
 def _run(job: Job) -> str:
     """Why it failed; nothing if it did not."""
     command = [sys.executable, "-m", "vit_jax.main", *job.flags, f"--workdir={job.workdir}"]
