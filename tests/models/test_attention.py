@@ -1,4 +1,4 @@
-"""Attention as for a TPU, and a last layer that computes what is read, beside the plain path."""
+"""Attention as for a CPU and a TPU, and a last layer that computes what is read, beside the plain path."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,18 @@ import vit_jax
 from vit_jax.models.attention import attend
 from vit_jax.models.layers import placing
 
-BATCH, TOKENS, HEADS, HEAD_DIM = 2, 130, 3, 16  # Fewer tokens take the plain path.
+BATCH, TOKENS, HEADS, HEAD_DIM = 2, 130, 3, 16  # For fewer tokens a TPU attends as a GPU does.
+everywhere = pytest.mark.parametrize("platform", ["cpu", "tpu"])
 
 
-def for_tpu(function):
-    """The function as it would be traced for a TPU; it runs here."""
+def traced(function, platform: str):
+    """The function as it would be traced for this platform; it runs here."""
 
-    def traced(*arguments):
-        with placing(lambda _, x: x, platform="tpu"):
+    def call(*arguments):
+        with placing(lambda _, x: x, platform):
             return function(*arguments)
 
-    return jax.jit(traced)
+    return jax.jit(call)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,9 @@ def arrays() -> list[np.ndarray]:
     return [random.normal(size=(BATCH, TOKENS, HEADS, HEAD_DIM)).astype(np.float32) for _ in range(4)]
 
 
-def plain(query, key, value):
+def plain(query, key, value, bias=0.0):
     """In float64: the attended values, and the softmax."""
-    scores = np.einsum("bqhd,bkhd->bhqk", query, key, dtype=np.float64) / np.sqrt(HEAD_DIM)
+    scores = np.einsum("bqhd,bkhd->bhqk", query, key, dtype=np.float64) / np.sqrt(HEAD_DIM) + bias
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return np.einsum("bhqk,bkhd->bqhd", weights, value), weights
@@ -51,27 +52,43 @@ def plain_gradients(query, key, value, gradient):
     )
 
 
-def test_attention_for_a_tpu_is_the_plain_attention(arrays):
-    np.testing.assert_allclose(for_tpu(attend)(*arrays[:3]), plain(*arrays[:3])[0], atol=1e-6)
+@everywhere
+def test_attention_is_the_plain_one(arrays, platform):
+    np.testing.assert_allclose(traced(attend, platform)(*arrays[:3]), plain(*arrays[:3])[0], atol=1e-6)
 
 
+@everywhere
 @pytest.mark.parametrize("which", range(3), ids=["query", "key", "value"])
-def test_gradients_for_a_tpu_are_the_plain_ones(arrays, which):
-    gradients = jax.vjp(for_tpu(attend), *arrays[:3])[1](arrays[3])
+def test_gradients_are_the_plain_ones(arrays, which, platform):
+    gradients = jax.vjp(traced(attend, platform), *arrays[:3])[1](arrays[3])
     np.testing.assert_allclose(gradients[which], plain_gradients(*arrays)[which], atol=2e-6)
 
 
+@everywhere
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 40.0])
-def test_attention_for_a_tpu_is_finite_and_right_for_small_and_large_scores(arrays, scale):
+def test_attention_is_finite_and_right_for_small_and_large_scores(arrays, scale, platform):
     query, key, value = scale * arrays[0], scale * arrays[1], arrays[2]
-    np.testing.assert_allclose(for_tpu(attend)(query, key, value), plain(query, key, value)[0], atol=2e-4)
+    ours = traced(attend, platform)(query, key, value)
+    np.testing.assert_allclose(ours, plain(query, key, value)[0], atol=2e-4)
 
 
-def test_attention_for_a_tpu_in_bfloat16_rounds_as_the_plain_one_does(arrays):
+@everywhere
+def test_attention_in_bfloat16_rounds_as_the_plain_one_does(arrays, platform):
     low = [jnp.asarray(x, jnp.bfloat16) for x in arrays[:3]]
     exact = plain(*(np.asarray(x, np.float64) for x in low))[0]
-    ours, theirs = (np.abs(np.asarray(f(*low), np.float64) - exact).max() for f in (for_tpu(attend), attend))
+    ours, theirs = (
+        np.abs(np.asarray(f(*low), np.float64) - exact).max()
+        for f in (traced(attend, platform), jax.nn.dot_product_attention)
+    )
     assert ours < 1.5 * theirs
+
+
+@pytest.mark.parametrize("queries", [1, TOKENS])
+def test_a_bias_is_added_to_the_scores_of_fewer_queries_too(arrays, queries):
+    query, key, value, _ = arrays
+    bias = np.random.default_rng(2).normal(size=(BATCH, HEADS, queries, TOKENS)).astype(np.float32)
+    ours = jax.jit(attend)(query[:, :queries], key, value, bias)
+    np.testing.assert_allclose(ours, plain(query[:, :queries], key, value, bias)[0], atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +119,7 @@ def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
     graphdef, params = nnx.split(model)
     labels, optimizer = jnp.asarray([1, 3]), optax.adam(1e-3)
 
-    def losses(whole: bool, wrap):
+    def losses(whole: bool, platform: str):
         def loss(params):
             logits = nnx.merge(graphdef, params)(images, whole=whole)
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
@@ -112,12 +129,12 @@ def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
             updates, state = optimizer.update(gradient, state)
             return optax.apply_updates(params, updates), state, value
 
-        step, state, values = wrap(step), (params, optimizer.init(params)), []
+        step, state, values = traced(step, platform), (params, optimizer.init(params)), []
         for _ in range(20):
             *state, value = step(*state)
             values.append(float(value))
         return values
 
-    ours, theirs = losses(False, for_tpu), losses(True, jax.jit)
+    ours, theirs = losses(False, "tpu"), losses(True, "gpu")  # Whose attention is JAX's own.
     assert theirs[-1] < 0.5 * theirs[0]
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)

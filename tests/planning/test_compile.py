@@ -1,15 +1,20 @@
 """Programs compiled for TPUs that are not here."""
 
+import dataclasses
 import importlib.util
 
+import jax
 import pytest
 
 from tests.test_config import load
 from vit_jax.errors import UserError
+from vit_jax.parallel import chips
+from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning import advice
-from vit_jax.planning.compile import compile_step, find_slice
+from vit_jax.planning.compile import compile_step, find_slice, topology_devices
 from vit_jax.planning.estimate import estimate, make_job, table
 from vit_jax.planning.hlo import by, total
+from vit_jax.training.program import abstract_batch, make_program
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
@@ -35,6 +40,28 @@ def small(**changes):
     config.model.update(dict(dim=128, depth=2, hidden=256, heads=2, dtype="bfloat16"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
     return advice.changed(config, changes)
+
+
+def step_for_v5e() -> jax.stages.Lowered:
+    config, mesh = small(), make_mesh(dict(data=4, fsdp=1, tensor=1), topology_devices(WHERE))
+    program = make_program(config, num_classes=10, steps=10, mesh=mesh)
+    return program.train_step.lower(program.state, program.metrics, abstract_batch(config, mesh))
+
+
+@needs_compiler
+def test_training_tells_the_compiler_how_much_of_a_core_an_operation_may_have(monkeypatch):
+    v5e = dataclasses.replace(WHERE.chip, scoped_vmem_kib="much")
+    monkeypatch.setattr(chips, "CHIPS", [v5e])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem_limit_kib"):
+        step_for_v5e().compile()
+
+
+@needs_compiler
+def test_limit_in_libtpu_init_args_is_left_to_the_user(monkeypatch):
+    v5e = dataclasses.replace(WHERE.chip, scoped_vmem_kib="much")
+    monkeypatch.setattr(chips, "CHIPS", [v5e])
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=16384")
+    step_for_v5e().compile()
 
 
 def plan(config):

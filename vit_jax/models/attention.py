@@ -9,6 +9,9 @@ each pass over the `[tokens, tokens]` scores. So there
 - the backward pass takes sum(dout * out) for the softmax's sum (as FlashAttention does; Dao et al., 2022)
   and computes the scores' gradient within the two products that use it.
 
+On a CPU heads come before tokens, so that each head's product reads memory in order, and division comes after
+the product with the values.
+
 It is the same function, term by term; a test holds that. docs/performance.md has what each step gave.
 """
 
@@ -36,6 +39,8 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array |
       bias: `[batch, heads, queries, keys]`, added to the scores.
     """
     capture("attention", lambda: weights(query, key, bias))
+    if platform() == "cpu":
+        return _attend_on_cpu(query, key, value, bias)
     if platform() == "tpu" and bias is None and min(query.shape[1], key.shape[1]) >= LANES:
         return _attend_on_tpu(*(x.swapaxes(1, 2) for x in (query, key, value))).swapaxes(1, 2)
     return jax.nn.dot_product_attention(query, key, value, bias=bias)
@@ -46,6 +51,18 @@ def weights(query: jax.Array, key: jax.Array, bias: jax.Array | None = None) -> 
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     scores = scores / math.sqrt(query.shape[-1])
     return jax.nn.softmax(scores if bias is None else scores + bias.astype(jnp.float32))
+
+
+@jax.jit
+def _attend_on_cpu(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None) -> jax.Array:
+    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+    scores = _scores(query, key) if bias is None else _scores(query, key) + bias.astype(jnp.float32)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    share = 1 / weights.sum(-1, keepdims=True)
+    with jax.named_scope(VALUES):
+        weights = weights.astype(value.dtype)
+        out = jnp.einsum("bhqk,bhkd->bhqd", weights, value, preferred_element_type=jnp.float32) * share
+    return out.astype(value.dtype).swapaxes(1, 2)
 
 
 @jax.custom_vjp

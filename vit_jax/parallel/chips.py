@@ -1,5 +1,6 @@
 """Accelerators: how fast they are, what they hold, and the slices they come in."""
 
+import os
 from dataclasses import dataclass
 
 from vit_jax.errors import UserError
@@ -23,6 +24,7 @@ class Chip:
     clock: float | None = None  # Hz, of a TPU's core: the unit of its compiler's estimates.
     devices_per_chip: int = 1
     topologies: tuple[str, ...] = ()  # Slices of TPUs, in chips.
+    scoped_vmem_kib: int | None = None  # Of a core's memory, for one operation; None: the default.
 
 
 # Sources: Google Cloud's TPU pages and "TPU v4" (Jouppi et al., 2023), NVIDIA's data sheets. The clock is the
@@ -45,7 +47,7 @@ CHIPS = (
     Chip("v2", "TPU v2", 22.5e12, 7.48 * GIB, 350e9, 124e9, 0.7e9, 2, _SQUARE),
     Chip("v3", "TPU v3", 61.5e12, 15.48 * GIB, 450e9, 140e9, 0.94e9, 2, (*_SQUARE, "16x32", "32x32")),
     Chip("v4", "TPU v4", 275e12, 30.75 * GIB, 1228e9, 300e9, 1.05e9, 1, _CUBE),
-    Chip("v5e", "TPU v5 lite", 197e12, 15.75 * GIB, 819e9, 200e9, 1.5e9, 1, ("1x1", "2x4", *_SQUARE)),
+    Chip("v5e", "TPU v5 lite", 197e12, 15.75 * GIB, 819e9, 200e9, 1.5e9, 1, ("1x1", "2x4", *_SQUARE), 32768),
     Chip("v5p", "TPU v5", 459e12, 95.73 * GIB, 2765e9, 600e9, 1.75e9, 1, _CUBE),
     Chip("v6e", "TPU v6 lite", 918e12, 31.24 * GIB, 1640e9, 448e9, 1.75e9, 1, ("1x1", "2x4", *_SQUARE)),
     Chip("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
@@ -69,5 +71,22 @@ def find_chip(name: str) -> Chip:
 
 def peak_flops(device_kind: str) -> float | None:
     """FLOP/s of one device of this kind, or None where it is not known: MFU is never guessed."""
+    chip = _chip_of(device_kind)
+    return chip and chip.peak_flops
+
+
+def compiler_options(device_kind: str) -> dict[str, str]:
+    """What XLA is told for programs that devices of this kind run.
+
+    With more of a TPU core's own memory, products and what surrounds them are cut into larger pieces, and a
+    step takes less time (docs/performance.md). A limit that LIBTPU_INIT_ARGS sets is left as it is.
+    """
+    chip, option = _chip_of(device_kind), "xla_tpu_scoped_vmem_limit_kib"
+    if not (chip and chip.scoped_vmem_kib) or option in os.environ.get("LIBTPU_INIT_ARGS", ""):
+        return {}
+    return {option: str(chip.scoped_vmem_kib)}
+
+
+def _chip_of(device_kind: str) -> Chip | None:
     matches = [chip for chip in CHIPS if device_kind.startswith(chip.kind)]
-    return max(matches, key=lambda chip: len(chip.kind)).peak_flops if matches else None
+    return max(matches, key=lambda chip: len(chip.kind), default=None)

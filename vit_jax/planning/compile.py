@@ -8,6 +8,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.parallel.chips import GIB, Chip, find_chip
+from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.training.program import abstract_batch, make_program
@@ -121,24 +122,29 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
     batch = abstract_batch(config, mesh)
     lowered = program.train_step.lower(program.state, program.metrics, batch)
-    return compile_lowered(lowered, where, program.state["params"], program.state["optimizer"])
+    options = compiler_options(where.chip.kind)
+    return compile_lowered(lowered, where, program.state["params"], program.state["optimizer"], options)
 
 
-def compile_lowered(lowered: jax.stages.Lowered, where: Slice, params, optimizer_state) -> Compiled:
+def compile_lowered(
+    lowered: jax.stages.Lowered, where: Slice, params, optimizer_state, options: Mapping[str, str] = {}
+) -> Compiled:
     """Compiles any step of training, or finds what an earlier call with the same program found.
 
     Args:
       params, optimizer_state: shapes with shardings, of what the step takes and gives back.
+      options: for the compiler.
     """
     versions = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")]
-    described = "\n".join([lowered.as_text(), str(where), *versions, VERSION])
+    more = [f"{option}={value}" for option, value in options.items()]
+    described = "\n".join([lowered.as_text(), str(where), *versions, VERSION, *more])
     known = _cache() / f"{hashlib.sha256(described.encode()).hexdigest()}.json"
     if known.exists():
         return replace(_from_json(known.read_text()), cached=True)
     started = time.process_time()
     state = {"parameters": _held(params), "optimizer": _held(optimizer_state)}
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.augment import resolve
 from vit_jax.models.layers import normalize, placing
+from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.rules import place_activation
 from vit_jax.training.augment import augment
@@ -157,6 +158,7 @@ def make_train_step(
         donate_argnums=0,
         in_shardings=(state_shardings, everywhere, split_batch(mesh)),
         out_shardings=(state_shardings, everywhere),
+        compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
     )
 
 
@@ -170,7 +172,10 @@ def make_forward(
             return nnx.merge(graphdef, params)(normalize(batch["image"]))
 
     return jax.jit(
-        forward, in_shardings=(params_shardings, split_batch(mesh)), out_shardings=replicated(mesh)
+        forward,
+        in_shardings=(params_shardings, split_batch(mesh)),
+        out_shardings=replicated(mesh),
+        compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
     )
 
 
@@ -197,7 +202,10 @@ def make_eval_step(
 
     everywhere = replicated(mesh)
     return jax.jit(
-        eval_step, in_shardings=(*shardings, split_batch(mesh), everywhere), out_shardings=everywhere
+        eval_step,
+        in_shardings=(*shardings, split_batch(mesh), everywhere),
+        out_shardings=everywhere,
+        compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
     )
 
 
