@@ -12,7 +12,6 @@ poly) and each probability are for testing, chosen by a fixed seed.
 The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -50,22 +49,6 @@ class Cell(NamedTuple):
     file: Path
     probability: float  # That the cell is defective: 0, 1/3, 2/3 or 1.
     kind: str  # mono or poly.
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for all of it; finished runs are kept"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--size", type=int, default=96, help="pixels that the model sees")
-    parser.add_argument("--checkpoint", help="what load_model takes, to be fine-tuned")
-    given = parser.parse_args()
-    command.use_compilation_cache()
-    try:
-        report(given.out.absolute(), given.seeds, given.size, given.checkpoint)
-    except UserError as error:
-        parser.exit(2, f"error: {error}\n")
 
 
 def report(out: Path, seeds: Sequence[int], size: int, checkpoint: str | None) -> None:
@@ -232,4 +215,9 @@ def draw(path: Path, matrices: Mapping[str, np.ndarray]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run_experiment(
+        report,
+        seeds=dict(type=int, nargs="+", default=[0, 1, 2]),
+        size=dict(type=int, default=96, help="pixels that the model sees"),
+        checkpoint=dict(help="what load_model takes, to be fine-tuned"),
+    )

@@ -9,14 +9,12 @@ Writes results.md, results.json, results.png and reconstructions.png into DIR. T
 where it was stopped.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
 from vit_jax import command
-from vit_jax.errors import UserError
 from vit_jax.jobs import Job, accuracies_of, figures_of
 from vit_jax.training.workdir import RECONSTRUCTIONS
 
@@ -48,19 +46,6 @@ BUDGET = {
     "checkpoint.every": 300,
 }
 HELD_OUT = {"data.test_split": "train[10%:]"}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for all of it; finished runs are kept"
-    )
-    out = parser.parse_args().out.absolute()
-    command.use_compilation_cache()
-    try:
-        report(out)
-    except UserError as error:
-        parser.exit(2, f"error: {error}\n")
 
 
 def report(out: Path) -> None:
@@ -164,4 +149,4 @@ def draw(path: Path, tests: dict) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run_experiment(report)

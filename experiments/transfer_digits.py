@@ -13,7 +13,6 @@ images are looked at once.
 Writes results.md, results.json and results.png into DIR. The same command again goes on where it was stopped.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ import vit_jax
 from vit_jax import command
 from vit_jax.config import from_json
 from vit_jax.data.sources import open_source
-from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import Accuracy, few_shot
 from vit_jax.jobs import Job, accuracies_of
 from vit_jax.training.workdir import CONFIG, model_arguments
@@ -50,19 +48,6 @@ BUDGET = {
 }
 HELD_OUT = {"data.test_split": "train[10%:]"}
 SHOTS_FROM, SHOTS_HELD_OUT = "train[:20%]", "train[20%:]"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for all of it; finished runs are kept"
-    )
-    out = parser.parse_args().out.absolute()
-    command.use_compilation_cache()
-    try:
-        report(out)
-    except UserError as error:
-        parser.exit(2, f"error: {error}\n")
 
 
 def report(out: Path) -> None:
@@ -184,4 +169,4 @@ def draw(path: Path, tests: dict, frozen: dict) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run_experiment(report)

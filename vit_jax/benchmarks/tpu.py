@@ -7,6 +7,7 @@ from vit_jax.benchmarks import peers
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.models.attention import SCORES, VALUES
+from vit_jax.models.card import training_flops
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.compile import (
@@ -66,7 +67,8 @@ def measure(
             where = find_slice(chip, topology)
             config.batch_size = images * where.devices
             ours = compile_step(config, where, peers.CLASSES, STEPS)
-            least = 6 * config.batch_size * model_card(model, image_size=image_size).multiply_adds
+            card = model_card(model, image_size=image_size)
+            least = training_flops(config.batch_size * card.multiply_adds)
             row(f"{model} {image_size}, {images} images", ours, where, least)
             parts.append((f"{model}, {where}", ours, least / where.devices / flops_in_a_cycle(where)))
             for peer in against:

@@ -14,6 +14,7 @@ from vit_jax.benchmarks import peers
 from vit_jax.config import is_supervised
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
+from vit_jax.models.card import training_flops
 from vit_jax.parallel.chips import GIB, peak_flops
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import make_mesh, split_batch
@@ -63,7 +64,7 @@ def measure(
                 runners += make_others(peer, model, batch, image_size, dtype, checkouts)
             except UserError as error:
                 print(f"| {peer}: skipped | {error} ||||||")
-        least = 6 * batch * model_card(model, image_size=image_size).multiply_adds
+        least = training_flops(batch * model_card(model, image_size=image_size).multiply_adds)
         race(runners, batch, least, turns, seconds)
 
 

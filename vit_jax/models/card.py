@@ -74,6 +74,11 @@ def count_multiply_adds(model: nnx.Module) -> int:
     return traced_multiply_adds(forward, params, images)
 
 
+def training_flops(multiply_adds: float) -> float:
+    """Of a step with so many in its forward pass, at least: two each, and twice that in the backward pass."""
+    return 6.0 * multiply_adds
+
+
 def traced_multiply_adds(function: Callable, *arguments) -> int:
     """Multiply-adds of a function as JAX traces it; the arguments may be shapes."""
     with placing(lambda _, x: x, platform="cpu"):

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import is_supervised
 from vit_jax.data.sources import split_range
 from vit_jax.errors import UserError
+from vit_jax.models.card import training_flops
 from vit_jax.planning.compile import Slice
 
 # Images before a split is cut, and classes, of sets that need not be here: the paper's, and the quickstart's.
@@ -34,8 +35,8 @@ class Job:
 
     @property
     def flops(self) -> float:
-        """Of a step, at least: 2 for a multiply-add, and the backward pass takes twice the forward's."""
-        return 6.0 * self.multiply_adds * self.batch_size
+        """Of a step, at least."""
+        return training_flops(self.multiply_adds * self.batch_size)
 
     @property
     def exaflops(self) -> float:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.models import abstract, model_factory
+from vit_jax.models.card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.rules import optimizer_shardings, parameter_shardings
 from vit_jax.training.objectives import forward_multiply_adds, make_objective
@@ -60,10 +61,10 @@ class Program(NamedTuple):
         return effective(weights_of(state)) if state["extra"] else state["params"]
 
     def flops(self) -> float:
-        """Operations of a training step for each image, at least: a multiply-add is two, and the backward
-        pass takes twice the forward's."""
+        """Of a training step for each image, at least."""
         objective = nnx.merge(self.objective, objective_weights(self.state))
-        return 6.0 * forward_multiply_adds(objective, nnx.merge(self.graphdef, self.state["params"]))
+        model = nnx.merge(self.graphdef, self.state["params"])
+        return training_flops(forward_multiply_adds(objective, model))
 
     def initial_metrics(self) -> Metrics:
         """Zeros."""
