@@ -215,7 +215,8 @@ def probe(results: Results, described: DataSet) -> None:
 def imagenet(results: Results) -> None:
     """All of ImageNet's test sets."""
     from vit_jax.data.preprocess import TestCrop
-    from vit_jax.data.sources import Source, open_source
+    from vit_jax.data.sources import open_source
+    from vit_jax.data.sources.base import Source
     from vit_jax.evaluation import imagenet as sets
     from vit_jax.evaluation.features import Features, extractor_of, first_five, transfer_crop
 

@@ -13,7 +13,7 @@ from absl import flags
 from vit_jax import command
 from vit_jax.config import from_json
 from vit_jax.data.files import ImageFiles, find_images, read_images
-from vit_jax.data.sources import Source
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 CHECKPOINT = flags.DEFINE_string(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.sources import Example, Source, Subset, fingerprint, of_classes, open_source
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Example, Source, Subset, fingerprint, of_classes
 from vit_jax.errors import UserError
 
 

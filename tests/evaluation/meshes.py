@@ -10,7 +10,8 @@ import sys
 import jax
 import numpy as np
 
-from vit_jax.data.sources import Subset, open_source
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Subset
 from vit_jax.evaluation.features import extractor_of
 from vit_jax.evaluation.fewshot import Task
 from vit_jax.evaluation.knn import knn_accuracy

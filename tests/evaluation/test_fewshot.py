@@ -10,7 +10,9 @@ from PIL import Image
 
 from tests.evaluation import plain
 from vit_jax.config import base_config, data_set
-from vit_jax.data.sources import InMemory, Subset, open_source
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Subset
+from vit_jax.data.sources.memory import InMemory
 from vit_jax.errors import UserError
 from vit_jax.evaluation import fewshot
 from vit_jax.evaluation.features import extractor_of, transfer_crop

@@ -118,7 +118,7 @@ def test_folder_without_permission_is_named(tmp_path):
     data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "dog"]})
     # Root may read everything, so the process gives that up when all is imported.
     code = (
-        "import os; from vit_jax.data.sources import Folder, UserError\n"
+        "import os; from vit_jax.data.sources.folder import Folder, UserError\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         f"try: Folder.scan({str(data)!r}, 'train')\n"
         "except UserError as error: print(error)"

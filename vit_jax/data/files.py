@@ -10,7 +10,8 @@ import numpy as np
 
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources import IMAGE_SUFFIXES, Example, Source
+from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 from vit_jax.errors import UserError
 
 

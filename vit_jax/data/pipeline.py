@@ -21,7 +21,7 @@ import numpy as np
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.order import Order
 from vit_jax.data.preprocess import TestCrop, TrainCrop, sides
-from vit_jax.data.sources import Source
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]

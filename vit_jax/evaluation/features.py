@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources import Source
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.models.layers import normalize, placing
 from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch

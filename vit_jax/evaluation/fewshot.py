@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.config import DataSet, data_set
-from vit_jax.data.sources import Source, Subset, fingerprint, open_source
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Source, Subset, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels, transfer_crop

@@ -18,17 +18,9 @@ from etils import epath
 
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources import (
-    Example,
-    Folder,
-    Records,
-    Source,
-    image_and_labels,
-    split_range,
-    tfds_builder,
-    tfds_feature,
-    tfds_split,
-)
+from vit_jax.data.sources.base import Example, Source, split_range
+from vit_jax.data.sources.folder import Folder
+from vit_jax.data.sources.records import Records, image_and_labels, tfds_builder, tfds_feature, tfds_split
 from vit_jax.errors import UserError
 
 CLASSES = 1000

@@ -7,7 +7,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from vit_jax.config import is_supervised
-from vit_jax.data.sources import split_range
+from vit_jax.data.sources.base import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.card import training_flops
 from vit_jax.planning.compile import Slice

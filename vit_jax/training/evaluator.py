@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources import Source, Subset
+from vit_jax.data.sources.base import Source, Subset
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.training.program import Program
 from vit_jax.training.report import Sample

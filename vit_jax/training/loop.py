@@ -21,7 +21,8 @@ from vit_jax.config import is_supervised, profiled_steps
 from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources import Source, fingerprint, open_source
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShot, in_lines, open_tasks
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter

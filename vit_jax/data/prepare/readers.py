@@ -20,7 +20,7 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from vit_jax.data.sources import IMAGE_SUFFIXES
+from vit_jax.data.sources.folder import IMAGE_SUFFIXES
 from vit_jax.errors import UserError, nearest
 
 ENTRY = np.dtype(

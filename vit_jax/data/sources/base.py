@@ -1,0 +1,191 @@
+"""What a source is, and parts of one: some of its images, some of its classes."""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError, nearest
+
+
+class Example(NamedTuple):
+    """An image, encoded (bytes) or as uint8 `[height, width, channels]`, and its class indices."""
+
+    image: bytes | np.ndarray
+    labels: tuple[int, ...]
+
+
+class Source:
+    """What the pipeline needs of a data set, besides `len(source)`."""
+
+    class_names: tuple[str, ...]
+    max_labels: int = 1
+    weights: tuple[float, ...] | None = None  # Shares of the parts of a mixture.
+    empty_classes: tuple[str, ...] = ()  # Known to have no image in this split.
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Examples of each part; their sum is the length."""
+        return (len(self),)
+
+    def __getitem__(self, index: int) -> Example:
+        raise NotImplementedError
+
+    def describe(self, index: int) -> str:
+        raise NotImplementedError
+
+    def labels_of(self, index: int) -> tuple[int, ...]:
+        """The class indices of an example, without its image where the source can do that."""
+        return self[index].labels
+
+    def label_table(self, told: Callable[[int], None] = lambda read: None) -> np.ndarray:
+        """Labels of all images, int32 `[images, max_labels]` padded with -1; no image is decoded.
+
+        Args:
+          told: is called now and then with how many have been read.
+        """
+        table = np.full((len(self), self.max_labels), -1, np.int32)
+        starts = range(0, len(self), 256)
+
+        def read(start: int) -> list[tuple[int, ...]]:
+            return [self.labels_of(index) for index in range(start, min(start + 256, len(self)))]
+
+        with ThreadPoolExecutor(16) as pool:  # For storage that takes long to answer.
+            for start, rows in zip(starts, pool.map(read, starts), strict=True):
+                for index, labels in enumerate(rows, start):
+                    table[index, : len(labels)] = labels
+                told(start + len(rows))
+        return table
+
+
+def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
+    """Short values by which two hosts see whether they read the same: counts, names, some examples."""
+
+    def digest(*parts: bytes) -> str:
+        return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()
+
+    def content(index: int) -> bytes:
+        try:
+            image, labels = source[index]
+        except OSError:  # Such an image is counted and replaced when it is read.
+            return b""
+        return bytes(image) + repr(labels).encode()
+
+    chosen = sorted({round(i * (len(source) - 1) / (samples - 1)) for i in range(samples)})
+    return {
+        "images": len(source),
+        "classes": len(source.class_names),
+        "class names": digest(*(name.encode() for name in source.class_names)),
+        "examples": digest(*map(content, chosen)),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Subset(Source):
+    """Some images of another source, in the order given."""
+
+    source: Source
+    indices: Sequence[int] | np.ndarray
+
+    @property
+    def class_names(self):
+        return self.source.class_names
+
+    @property
+    def max_labels(self):
+        return self.source.max_labels
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        return self.source[int(self.indices[index])]
+
+    def describe(self, index):
+        return self.source.describe(int(self.indices[index]))
+
+    def labels_of(self, index):
+        return self.source.labels_of(int(self.indices[index]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Renumbered(Source):
+    """The images of another source, with other numbers for their classes."""
+
+    source: Source
+    class_names: tuple[str, ...]
+    number: dict[int, int]  # New by old; classes that are not in it are left out.
+
+    @property
+    def max_labels(self):
+        return self.source.max_labels
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        image, labels = self.source[index]
+        return Example(image, self._renumbered(labels))
+
+    def describe(self, index):
+        return self.source.describe(index)
+
+    def labels_of(self, index):
+        return self._renumbered(self.source.labels_of(index))
+
+    def _renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.number[label] for label in labels if label in self.number)
+
+
+def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
+    """The images of some classes, which are numbered in the order of `names`.
+
+    Raises:
+      UserError: there is no such class, it is named twice, or there is no image of them.
+    """
+    names = tuple(map(str, names))  # A config may say (5, 6) for digits.
+    if len(set(names)) < len(names):
+        raise UserError(f"data.classes names a class twice: {', '.join(names)}")
+    for name in names:
+        if name not in source.class_names:
+            raise UserError(f"there is no class {name!r} (data.classes); {nearest(name, source.class_names)}")
+    number = {source.class_names.index(name): new for new, name in enumerate(names)}
+    indices = np.flatnonzero(np.isin(source.label_table(), list(number)).any(axis=1))
+    if not len(indices):
+        raise UserError(f"no image is of the classes {', '.join(names)} (data.classes)")
+    return Renumbered(Subset(source, indices), names, number)
+
+
+def split_range(split: str, images: int) -> range:
+    """Which of the images of a split `name[from:to]` means, with TFDS's percentages and rounding.
+
+    Raises:
+      UserError: it is not written so, or is empty.
+    """
+    if "[" not in split:
+        return range(images)
+    parsed = re.fullmatch(r"(\w+)\[(-?\d+%?)?:(-?\d+%?)?\]", split)
+    if parsed is None:
+        name = split.split("[")[0]
+        raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
+
+    def boundary(text: str | None, default: int) -> int:
+        if text is None:
+            return default
+        index = round(int(text[:-1]) / 100 * images) if text.endswith("%") else int(text)
+        return min(max(index + images if index < 0 else index, 0), images)
+
+    start, stop = boundary(parsed[2], 0), boundary(parsed[3], images)
+    if start >= stop:
+        raise UserError(f"the split {split!r} of {images} images is empty")
+    return range(start, stop)
+
+
+def sliced(source: Source, split: str) -> Source:
+    """The part of `source` that `name[from:to]` means."""
+    chosen = split_range(split, len(source))
+    return source if len(chosen) == len(source) else Subset(source, chosen)

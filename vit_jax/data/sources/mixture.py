@@ -1,0 +1,71 @@
+"""Several sources as one."""
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.data.sources.base import Example, Source
+from vit_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Source):
+    """Several sources joined end to end; classes of the same name are one."""
+
+    parts: tuple[Source, ...]
+    class_names: tuple[str, ...]
+    max_labels: int = 1
+    weights: tuple[float, ...] | None = None
+
+    @classmethod
+    def join(
+        cls, parts: list[Source], weights: tuple[float, ...] | None, class_names: tuple[str, ...] | None
+    ) -> "Mixture":
+        """`class_names` fixes the numbering; else classes are numbered as the parts bring them."""
+        if not parts:
+            raise UserError("a mixture needs data.parts, such as ('tfds:imagenet2012', 'folder:/data/pets')")
+        if weights is not None and (len(weights) != len(parts) or min(weights) <= 0):
+            raise UserError(
+                f"data.weights {weights} must be {len(parts)} numbers above 0, one for each of data.parts"
+            )
+        names = class_names or tuple(dict.fromkeys(name for part in parts for name in part.class_names))
+        for part in parts:
+            if unknown := sorted(set(part.class_names) - set(names)):
+                raise UserError(
+                    f"{part.describe(0)} is of a part with classes that training lacks: "
+                    f"{', '.join(unknown[:20])}"
+                )
+        return cls(tuple(parts), names, max(part.max_labels for part in parts), weights)
+
+    @property
+    def sizes(self):
+        return tuple(len(part) for part in self.parts)
+
+    def __post_init__(self):
+        number = {name: label for label, name in enumerate(self.class_names)}
+        tables = tuple(tuple(number[name] for name in part.class_names) for part in self.parts)
+        object.__setattr__(self, "_tables", tables)
+        object.__setattr__(self, "_ends", np.cumsum(self.sizes))
+
+    def __len__(self):
+        return int(self._ends[-1])
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return part, index - (int(self._ends[part - 1]) if part else 0)
+
+    def __getitem__(self, index):
+        part, index = self._locate(index)
+        image, labels = self.parts[part][index]
+        return Example(image, self._renumbered(part, labels))
+
+    def labels_of(self, index):
+        part, index = self._locate(index)
+        return self._renumbered(part, self.parts[part].labels_of(index))
+
+    def _renumbered(self, part: int, labels: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self._tables[part][label] for label in labels)
+
+    def describe(self, index):
+        part, index = self._locate(index)
+        return self.parts[part].describe(index)
