@@ -152,7 +152,7 @@ def test_config_describes_a_model(name):
 # One of each data set and of each kind of model; the others differ from them in sizes and numbers.
 SLOW = pytest.mark.slow  # Hundreds of small compilations.
 SMOKE = ("augreg_i1k", "vit_h14_i21k", pytest.param("r50_vit_b16_jft", marks=SLOW), "bit_r50x1_jft")
-SMOKE += ("masked_patch_b16", "mae_h14")
+SMOKE += ("masked_patch_b16", pytest.param("mae_h14", marks=SLOW))
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -28,9 +28,6 @@ def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join([*code(notebook), PROMISES[notebook.stem]]))
     places = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "MPLBACKEND": "agg"}
-    # What one notebook compiles the next one finds.
-    places |= {"JAX_COMPILATION_CACHE_DIR": run.environment["XDG_CACHE_HOME"]}
-    places |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     process = subprocess.run(
         [sys.executable, script],
         cwd=tmp_path,
