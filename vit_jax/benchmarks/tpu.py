@@ -25,7 +25,8 @@ STEPS = 100_000  # The schedule's length; the program is the same for any.
 # Parts of the program by the functions of ours that they are traced in; norms are mostly computed within the
 # products before and after them, and counted there.
 PARTS = {
-    "ViT.embed": "patch embedding",
+    "ViT.patches": "patch embedding",
+    "ViT.assemble": "patch embedding",
     SCORES: "attention scores",
     VALUES: "attention values",
     "Attention": "projections",
