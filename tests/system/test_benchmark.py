@@ -7,9 +7,10 @@ import jax
 import pytest
 
 from tests.interop.conftest import name_missing_operators
-from vit_jax.benchmarks import inference, peers, train
+from vit_jax.benchmarks import inference, peers, tpu, train
 from vit_jax.benchmarks.train import memory_of
 from vit_jax.errors import UserError
+from vit_jax.models import vit
 from vit_jax.parallel.chips import GIB
 
 TINY = dict(models=["ViT-mu/16"], images=2, image_size=32, turns=1, seconds=0)
@@ -61,6 +62,12 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
         "git clone https://github.com/google-research/vision_transformer"
         in (table["vision_transformer: skipped"][0])
     )
+
+
+@pytest.mark.parametrize("part", [part for part in tpu.PARTS if "." in part])
+def test_parts_of_a_step_are_functions_that_there_are(part):
+    owner, method = part.split(".")
+    assert callable(getattr(getattr(vit, owner), method))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
