@@ -1,4 +1,4 @@
-"""The quickstart over several seeds: python experiments/quickstart.py --out=/tmp/quickstart
+"""The quickstart over several seeds: python experiments/quickstart.py --out=/tmp/quickstart_seeds
 
 Trains configs/quickstart.py once for each seed, one after another, and prints the table of
 README.md: test accuracy, and what its mean and standard deviation over the seeds are.

@@ -317,6 +317,16 @@ def test_tfds_data_set_that_is_not_prepared_says_the_command(tmp_path):
         open_source("tfds", "train", path=f"imagenet2012:{tmp_path}")
 
 
+def test_tfds_folder_above_a_data_sets_names_it(prepared):
+    with pytest.raises(UserError, match=f"; there is one in {prepared}/one_label/1.0.0"):
+        open_source("tfds", "train", path=f"{prepared}/one_label")
+
+
+def test_tfds_folder_without_a_data_set_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"no prepared data set in {tmp_path}/nothing"):
+        open_source("tfds", "train", path=f"{tmp_path}/nothing")
+
+
 def test_tfds_data_set_in_another_format_says_how_to_convert(tmp_path):
     prepare(tmp_path, **ONE_LABEL)
     # TFRecord files cannot be made without TensorFlow; the description is what decides.

@@ -77,6 +77,20 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_signal_to_the_whole_group_leaves_the_decoding_processes_at_work(run, tmp_path, number):
+    long = "--config.steps=4000", "--config.data.workers=2"
+    process = run.start(*SMALL, *long, f"--workdir={tmp_path / 'run'}")
+    for line in process.stdout:
+        if line.startswith("first step"):
+            os.killpg(process.pid, number)
+            break
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert re.search("^stopped; saved", out, re.MULTILINE)
+    assert "Traceback" not in err
+
+
 def test_sigterm_before_the_first_step_stops_all_processes(run, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")

@@ -11,6 +11,7 @@ none of them holds more than its chunks.
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -197,14 +198,19 @@ def _iterate(
     data = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads))
     if workers:
         options = grain.MultiprocessingOptions(num_workers=workers)
-        data = data.mp_prefetch(options, worker_init_fn=_end_with_parent)
+        data = data.mp_prefetch(options, worker_init_fn=_obey_parent)
     if chunks > 1:
         data = data.batch(chunks, batch_fn=_join)
     return iter(data)
 
 
-def _end_with_parent(worker: int, workers: int) -> None:
-    """Has a worker process end when the training process is gone: after a SIGKILL nobody else sees to it."""
+def _obey_parent(worker: int, workers: int) -> None:
+    """Has a worker process end when the training process is gone, also after a SIGKILL, and not before.
+
+    Ctrl-C in a terminal and a scheduler reach both, and the training process still takes batches then.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
     def watch():
         multiprocessing.parent_process().join()

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.errors import UserError, nearest
@@ -90,10 +91,16 @@ def tfds_builder(path: str):
             builder = tfds.builder_from_directory(os.path.expanduser(name))
         else:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
-    except FileNotFoundError as error:
-        raise UserError(f"no prepared data set in {name} (data.path): {_first_line(error)}") from error
+    except (FileNotFoundError, tfds.core.DatasetInfoFileError) as error:
+        inner = sorted(Path(os.path.expanduser(name)).glob("**/dataset_info.json"))
+        there = ", ".join(str(file.parent) for file in inner[:5])
+        there = f"; there is one in {there}" if inner else f": {_first_line(error)}"
+        raise UserError(f"no prepared data set in {name} (data.path){there}") from error
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
-        raise UserError(f"TFDS knows no data set {name!r} (data.path): {_first_line(error)}") from error
+        raise UserError(
+            f"TFDS knows no data set {name!r} (data.path): {_first_line(error)}; give data of your own with "
+            "--config.data.source and --config.data.path (README: Your own images)"
+        ) from error
     if not builder.info.splits:
         by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
         command = f"tfds build {re.sub(r':.*[*].*', '', name)} --file_format=array_record"
@@ -101,7 +108,10 @@ def tfds_builder(path: str):
         if by_hand:
             page = f"https://www.tensorflow.org/datasets/catalog/{builder.name}"
             command += f" --manual_dir=DIR, with the files that {page} names downloaded by hand into DIR"
-        raise UserError(f"data set {name!r} is not prepared in {builder.data_path}; run: {command}")
+        raise UserError(
+            f"data set {name!r} is not prepared in {builder.data_path}; run: {command} "
+            "(which needs tensorflow: pip install tensorflow)"
+        )
     return builder
 
 
