@@ -11,6 +11,7 @@ def torch():
     """PyTorch; the test is skipped where it is not installed."""
     library = pytest.importorskip("torch")
     library.set_num_threads(1)  # More would spin, on the cores of the other tests.
+    name_missing_operators(library)
     return library
 
 
@@ -19,14 +20,13 @@ def timm(torch):
     """timm; the test is skipped where it is not installed."""
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("timm needs torchvision")
-    name_missing_operators(torch)
     return pytest.importorskip("timm")
 
 
 def name_missing_operators(torch) -> None:
-    """Lets timm be imported where a torchvision built for CUDA lies beside a torch for CPUs.
+    """Lets timm and Transformers be imported where a torchvision built for CUDA lies beside a torch for CPUs.
 
-    Its compiled operators are missing then. timm uses none of them, but their names must exist.
+    Its compiled operators are missing then. They use none of them, but the names must exist.
     """
     if not torch.cuda.is_available():
         for name in ("nms", "qnms"):

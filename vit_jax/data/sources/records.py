@@ -91,7 +91,7 @@ def tfds_builder(path: str):
             builder = tfds.builder_from_directory(os.path.expanduser(name))
         else:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
-    except (FileNotFoundError, tfds.core.DatasetInfoFileError) as error:
+    except (FileNotFoundError, tfds.core.dataset_info.DatasetInfoFileError) as error:
         inner = sorted(Path(os.path.expanduser(name)).glob("**/dataset_info.json"))
         there = ", ".join(str(file.parent) for file in inner[:5])
         there = f"; there is one in {there}" if inner else f": {_first_line(error)}"
