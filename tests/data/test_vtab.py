@@ -198,7 +198,7 @@ def test_unknown_split_lists_the_four(data_dir):
     ],
 )
 def test_data_set_that_is_not_there_says_how_to_get_it(name, command, tmp_path):
-    with pytest.raises(UserError, match=f"is not prepared in .*; run: {command}"):
+    with pytest.raises(UserError, match=f"is not prepared in .*; with tensorflow installed, run: {command}"):
         open_source("vtab", "test", path=f"{name}:{tmp_path}")
 
 

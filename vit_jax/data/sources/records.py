@@ -108,10 +108,8 @@ def tfds_builder(path: str):
         if by_hand:
             page = f"https://www.tensorflow.org/datasets/catalog/{builder.name}"
             command += f" --manual_dir=DIR, with the files that {page} names downloaded by hand into DIR"
-        raise UserError(
-            f"data set {name!r} is not prepared in {builder.data_path}; run: {command} "
-            "(which needs tensorflow: pip install tensorflow)"
-        )
+        missing = f"data set {name!r} is not prepared in {builder.data_path}"
+        raise UserError(f"{missing}; with tensorflow installed, run: {command}")
     return builder
 
 
