@@ -92,8 +92,9 @@ def tfds_builder(path: str):
         else:
             builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (FileNotFoundError, tfds.core.dataset_info.DatasetInfoFileError) as error:
-        inner = sorted(Path(os.path.expanduser(name)).glob("**/dataset_info.json"))
-        there = ", ".join(str(file.parent) for file in inner[:5])
+        folder = Path(os.path.expanduser(name))  # Of a name or of all of them; not all that lies below.
+        inner = [*folder.glob("*/dataset_info.json"), *folder.glob("*/*/dataset_info.json")]
+        there = ", ".join(str(file.parent) for file in sorted(inner)[:5])
         there = f"; there is one in {there}" if inner else f": {_first_line(error)}"
         raise UserError(f"no prepared data set in {name} (data.path){there}") from error
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
