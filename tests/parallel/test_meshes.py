@@ -38,8 +38,8 @@ def losses(*cases: str) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
-    vits = "ViT: one", "ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all"
-    return losses(*vits, "MAE: one", "MAE: all")
+    objectives = "masked patches: one", "masked patches: data", "MAE: one", "MAE: all"
+    return losses("ViT: one", "ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all", *objectives)
 
 
 @pytest.mark.parametrize("case", ["ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all"])
@@ -47,8 +47,10 @@ def test_no_mesh_scan_or_remat_changes_the_losses(results, case):
     np.testing.assert_allclose(results[case]["losses"], results["ViT: one"]["losses"], rtol=1e-5)
 
 
-def test_images_are_masked_alike_on_one_device_and_on_eight(results):
-    np.testing.assert_allclose(results["MAE: all"]["losses"], results["MAE: one"]["losses"], rtol=1e-5)
+@pytest.mark.parametrize(("objective", "mesh"), [("masked patches", "data"), ("MAE", "all")])
+def test_images_are_masked_alike_on_one_device_and_on_eight(results, objective, mesh):
+    several, one = (results[f"{objective}: {where}"]["losses"] for where in (mesh, "one"))
+    np.testing.assert_allclose(several, one, rtol=1e-5)
 
 
 def test_fsdp_and_tensor_divide_parameters_and_moments(results):

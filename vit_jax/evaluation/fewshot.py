@@ -27,6 +27,8 @@ from vit_jax.parallel.peers import Peers
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
+# What Scenic tries for each number of shots; `best_penalty` chooses.
+PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))
 
 # The suite, by TFDS's names. ImageNet's training images are big_vision's.
 DATA_SETS = tuple(
@@ -303,6 +305,22 @@ def choose(
         )
         for seed in seeds
     }
+
+
+def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
+    """For each number of shots, the penalty of the best mean rank over data sets (Scenic's rule).
+
+    Args:
+      results: by data set, `accuracies` with the same penalties and shots.
+    """
+    from scipy.stats import rankdata  # A second to import, which a training run would wait for.
+
+    best = {}
+    for shots in {one.shots: None for found in results.values() for one in found}:
+        rows = [[one for one in found if one.shots == shots] for found in results.values()]
+        ranks = np.mean([rankdata([-one.mean for one in row]) for row in rows], axis=0)
+        best[shots] = -min(zip(ranks, (-one.penalty for one in rows[0]), strict=True))[1]
+    return best
 
 
 def _single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:
