@@ -1,7 +1,9 @@
 """The shipped configs hold the paper's values, run, and have no value that nothing reads."""
 
+import contextlib
 import importlib.util
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -247,6 +249,57 @@ def test_impossible_value_is_named(key, value):
         configs.check(config)
 
 
+# What stands in a text that a user mistyped: a sign, nothing, no number, far too much, none of a kind.
+HOSTILE = (-1, 0, -0.5, math.nan, math.inf, -math.inf, 10**30, "x", "", (), (math.nan,), (-1,), ("",), True)
+BOUNDED_BELOW = [
+    key
+    for key, value in configs.VALUES.items()
+    if value.rule.kind in (int, float) and key not in ("model.layer_scale", "model.head_bias")
+]
+
+
+@pytest.mark.parametrize("key", configs.VALUES)
+def test_value_keeps_its_rule_or_is_named(key):
+    defaults = dict(configs.leaves(configs.base_config()))
+    for value in HOSTILE:
+        kept = configs.VALUES[key].rule.holds(value)
+        with contextlib.nullcontext() if kept else pytest.raises(UserError, match=f"config.{key} is "):
+            configs.check_values(defaults | {key: value})
+
+
+@pytest.mark.parametrize("key", BOUNDED_BELOW)
+def test_number_is_finite_and_not_negative(key):
+    rule = configs.VALUES[key].rule
+    assert not any(map(rule.holds, (-1, -1e-9, math.nan, math.inf, -math.inf, "1", True, 10**400)))
+
+
+def test_every_default_keeps_its_rule():
+    for key, value in configs.VALUES.items():
+        assert value.default is None or value.rule.holds(value.default), key
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optimizer.learning_rate", -1e-3),
+        ("seed", -1),
+        ("loss.label_smoothing", 5.0),
+        ("data.crop_area", (2, 1)),
+        ("data.crop_area", (1.0, 0.5)),
+        ("optimizer.beta2", 2.0),
+        ("optimizer.clip_norm", -1.0),
+        ("epochs", math.inf),
+        ("data.workers", -1),
+        ("sweep.rates", (math.nan,)),
+    ],
+)
+def test_value_that_once_trained_in_silence_or_ended_in_a_traceback_is_named(key, value):
+    config = load("quickstart")
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(UserError, match=f"config.{key} is .* and must be "):
+        configs.check(config)
+
+
 def test_few_shot_evaluation_without_data_sets_is_refused():
     config = load("quickstart")
     config.fewshot.every = config.evaluate_every
@@ -263,7 +316,7 @@ def test_augregs_levels_are_those_that_the_data_knows():
     [
         (dict(keep_every=1500), "checkpoint.keep_every is 1500 and must be a multiple of .* = 1000"),
         (dict(keep_best=1, every=300), "evaluate_every is 1000 and must be a multiple of .* = 300"),
-        (dict(keep_last=0), "checkpoint.keep_last is 0 and must be at least 1"),
+        (dict(keep_last=0), "checkpoint.keep_last is 0 and must be a whole number, 1 or above"),
     ],
 )
 def test_retention_that_no_checkpoint_meets_is_refused(values, words):

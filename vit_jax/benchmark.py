@@ -22,13 +22,12 @@ import importlib
 import os
 
 from absl import flags
-from ml_collections import config_flags
 
 from vit_jax import command
 from vit_jax.config import check
 from vit_jax.errors import UserError, nearest
 
-CONFIG = config_flags.DEFINE_config_file("config", "configs/quickstart.py", "The job that is measured.")
+CONFIG = command.define_config("configs/quickstart.py", "The job that is measured.")
 MODELS = flags.DEFINE_list("models", ["ViT-B/16"], "Models that are measured.")
 IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "Their images' height and width.", lower_bound=1)
 IMAGE_SIZES = flags.DEFINE_list("image_sizes", ["224"], "For `inference`, in place of --image_size.")

@@ -7,14 +7,17 @@ import importlib.metadata
 import os
 import platform
 import re
+import runpy
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
+from ml_collections import ConfigDict, config_flags
 
-from vit_jax.config import base_config, leaves
-from vit_jax.errors import UserError, mistake, nearest
+from vit_jax.config import VALUES, unknown_key
+from vit_jax.errors import UserError, mistake
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -58,32 +61,74 @@ def _mistakes():
         sys.exit(2)
 
 
+def define_config(default: str | None, about: str) -> flags.FlagHolder:
+    """Defines the flag `--config=FILE.py`, whose file's mistakes are one line as any other."""
+    holder = config_flags.DEFINE_config_file("config", default, about)
+    flags.FLAGS["config"].parser = _ConfigFile()
+    return holder
+
+
+class _ConfigFault(Exception):
+    """Carries a UserError through absl's flags, which rewrite every ValueError."""
+
+
+class _ConfigFile(flags.ArgumentParser):
+    """Runs a config's file, `FILE.py` or `FILE.py:ARGUMENT`."""
+
+    syntactic_help = "FILE.py or FILE.py:ARGUMENT"
+
+    def parse(self, path: str) -> ConfigDict:
+        file, _, argument = path.partition(":")
+        try:
+            config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
+        except UserError as error:
+            raise _ConfigFault(error) from error
+        except Exception as error:  # A config is a program of the user's, and may fail in any way.
+            raise _ConfigFault(UserError(_explain_config(file, error))) from error
+        if not isinstance(config, ConfigDict):
+            returned = f"{file}: get_config returns {type(config).__name__}, not a config"
+            raise _ConfigFault(UserError(f"{returned}; start it from vit_jax.config.base_config()"))
+        return config.lock()
+
+
+def _explain_config(file: str, error: Exception) -> str:
+    """Where a config's file fails and why, in one line."""
+    if isinstance(error, FileNotFoundError) and error.filename == file:
+        return f"there is no config file {file}"
+    if isinstance(error, KeyError) and error.args == ("get_config",):
+        return f"{file} has no function get_config, which returns the config"
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return f"{file}, line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f"{file}, line {lines[-1]}" if lines else file
+    if key := _missing_key(error):
+        return f"{where}: {key}"
+    return f"{where}: {type(error).__name__}: {error}"
+
+
+def _missing_key(error: Exception) -> str | None:
+    """The remedy where ml_collections says that a config has no such key."""
+    said = re.search(r'[Kk]ey "([^"]+)" does not exist', str(error))
+    return unknown_key(said[1]) if said and isinstance(error, KeyError | AttributeError) else None
+
+
 def parse_flags() -> list[str]:
     """The arguments that are not flags.
 
     Raises:
       UserError: flags that are unknown or malformed, a config that does not load.
     """
+    for argument in sys.argv[1:] if "config" in flags.FLAGS else []:
+        key = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if key and key[1] not in VALUES and not any(known.startswith(f"{key[1]}.") for known in VALUES):
+            raise UserError(unknown_key(key[1]))
     try:
-        arguments = flags.FLAGS(sys.argv)[1:]
-        if "config" in flags.FLAGS and flags.FLAGS.config is not None:
-            dict(flags.FLAGS.config)  # A file that could not be loaded raises at the first use.
-    except (flags.Error, KeyError, AttributeError, TypeError, OSError) as error:
-        raise UserError(_explain(error)) from error
-    return arguments
-
-
-def _explain(error: BaseException) -> str:
-    """What ml_collections and absl mean, in one line; they nest messages and whole tracebacks."""
-    last = str(error.args[0] if error.args else error).strip().splitlines()[-1].strip()
-    if isinstance(error, flags.Error):
-        return last.removeprefix("vit_jax.errors.UserError: ") if "Traceback" in str(error) else str(error)
-    if isinstance(error, OSError):
-        return f"the config does not load: {last}"
-    if key := re.search(r"'(\w+)", str(error)):
-        known = {part for path, _ in leaves(base_config()) for part in path.split(".")}
-        return f"unknown config key {key[1]!r}; {nearest(key[1], known)}"
-    return last
+        return flags.FLAGS(sys.argv)[1:]
+    except _ConfigFault as error:
+        raise error.args[0] from error
+    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+        # Also of a value on the command line, which ml_collections sets.
+        raise UserError(str(error).strip().splitlines()[-1]) from error
 
 
 def parse_image_size(text: str) -> int | tuple[int, int]:

@@ -1,183 +1,313 @@
-"""Every value a training job can set, and how a config is made from them.
+"""Every value a training job can set, with its bounds and its meaning, and how a config is made from them.
 
 A file in `configs/` starts from `base_config()`, changes what its job needs and returns it
 through `choose(config, argument)`. Everything here is read somewhere; a key that is not here
 is an error.
 """
 
+import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.bounds import Rule, either, flag, number, one_of, several, text, whole
 from vit_jax.errors import UserError, nearest
 
-# What may differ between the start of a run and its continuation: nothing that the training sees.
-OPERATIONAL = {
-    "log_every",
-    "checkpoint.every",
-    "checkpoint.keep_last",
-    "checkpoint.keep_every",
-    "checkpoint.keep_best",
-    "hang_seconds",
-    "data.workers",
-    "data.threads",
-    "data.max_unreadable",
-    "max_skipped_steps",
-    "mesh.data",
-    "mesh.fsdp",
-    "mesh.tensor",
-    "model.remat",
-    "model.scan",
-    "profile",
-}
+
+class Value(NamedTuple):
+    """One value of a config.
+
+    Attributes:
+      default: that of the paper's pre-training (section 4.1, table 3) on the embedded digits. Where it is
+        None, None is allowed.
+      rule: its type and bounds.
+      about: what it means.
+      operational: a run may go on with another one, since training does not see it.
+      optional: None is allowed although the default is another.
+    """
+
+    default: Any
+    rule: Rule
+    about: str
+    operational: bool = False
+    optional: bool = False
+
 
 AUGREG_LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
 
+_SHARE = number(least=0, most=1)
+_RATE = number(least=0, below=1)
+_SLICE = text(r"\S.*", "a split such as 'train' or 'train[:90%]'")
 
-def base_config() -> ConfigDict:
-    """The defaults: the paper's pre-training (section 4.1, table 3), on the embedded digits."""
-    config = ConfigDict()
-    config.seed = 0
-    config.batch_size = 4096  # Of all devices together.
-    config.micro_batches = 1  # The batch is cut into so many; their gradients are averaged.
-    config.epochs = placeholder(float)
-    config.steps = placeholder(int)  # If given, the length of the run, whatever the epochs.
-
-    # Arguments of the model (`ViT`, `BiT` in vit_jax/models): None leaves it to the name.
-    config.model = ConfigDict()
-    config.model.name = "ViT-B/16"
-    for size in ("patch_size", "dim", "depth", "hidden", "heads", "registers"):
-        config.model[size] = placeholder(int)
-    config.model.resnet_blocks = placeholder(tuple)  # Units in each stage, of a hybrid or a BiT.
-    config.model.resnet_width = placeholder(int)
-    config.model.resnet_epsilons = placeholder(str)  # google, timm.
-    config.model.pooling = placeholder(str)  # cls, gap, map.
-    config.model.distillation = placeholder(str)  # none, token, heads.
-    config.model.position = placeholder(str)  # 1d, 2d, relative, sincos2d, none.
-    config.model.position_at = placeholder(str)  # stem, every, shared.
-    config.model.rope = placeholder(bool)
-    config.model.rope_grid = placeholder(tuple)
-    config.model.attention = placeholder(str)  # full, axial.
-    config.model.axial = placeholder(bool)  # Of a BiT.
-    config.model.mlp = placeholder(str)  # gelu, swiglu.
-    config.model.gelu = placeholder(str)  # tanh, erf.
-    config.model.qk_norm = placeholder(bool)
-    config.model.layer_scale = placeholder(float)
-    config.model.pre_logits = placeholder(bool)  # The pre-training head's hidden tanh layer.
-    config.model.dropout = placeholder(float)
-    config.model.stochastic_depth = placeholder(float)
-    config.model.head_bias = placeholder(float)
-    config.model.norm_epsilon = placeholder(float)
-    config.model.remat = "none"  # Or dots, full: what the backward pass computes anew to save memory.
-    config.model.scan = placeholder(bool)  # Compile one encoder layer for all.
-    config.model.dtype = "float32"  # Or bfloat16: of the computation; parameters are float32.
-
-    config.data = ConfigDict()
-    config.data.source = "digits"  # Or folder, tfds, vtab, array_record, mixture, synthetic.
-    config.data.path = ""  # The folder, TFDS's `name` or `name:data_dir`, or a pattern of files.
-    config.data.parts = placeholder(tuple)  # Of a mixture: ("tfds:imagenet2012", "folder:/data/pets").
-    config.data.weights = placeholder(tuple)  # Shares of the parts; None: every image counts the same.
-    config.data.train_split = "train"
-    config.data.test_split = "test"
-    config.data.label_key = "label"  # The TFDS feature with the label or the labels.
-    config.data.classes = placeholder(tuple)  # Only images of these, by name; None: all.
-    config.data.num_classes = placeholder(int)  # Width of the head, where not the data set's own.
-    config.data.image_size = 224
-    config.data.decode = "fast"  # Or exact: whole images, by Pillow.
-    config.data.crop = "inception"  # Or square, short_side (a random crop after a resize), none.
-    config.data.crop_area = (0.05, 1.0)  # Inception crop: share of the image's area,
-    config.data.crop_aspect = (3 / 4, 4 / 3)  # and width over height.
-    config.data.crop_resize = placeholder(int)  # For the crops square and short_side: 448 for 384.
-    config.data.flip = True
-    config.data.test_crop = "short_side"  # Or square: what is resized before the central crop.
-    config.data.test_resize = 256  # Size before the central crop.
-    config.data.workers = 0  # Processes that decode, for each host; 0: the training process does.
-    config.data.threads = 1  # Of each process that decodes.
-    config.data.max_unreadable = 100  # Image files skipped before the run gives up.
-
-    config.augment = ConfigDict()
-    config.augment.level = "none"  # AugReg's: light1, light2, medium1, medium2, strong1, strong2.
-    config.augment.randaugment = placeholder(tuple)  # Layers, magnitude; None leaves it to the level.
-    config.augment.mixup = placeholder(float)  # Alpha; 0: off; None leaves it to the level.
-    config.augment.cutmix = 0.0  # Alpha; 0: off.
-    config.augment.cutmix_share = 0.5  # Of the batches, where mixup is on too.
-    config.augment.erasing = 0.0  # Probability for each image.
-    config.augment.color_jitter = (0.0, 0.0, 0.0)  # Of brightness, contrast, saturation: factor 1 +- x.
-
+# None leaves a value of `model` to the model's name or to the checkpoint that a run starts from.
+VALUES = {
+    "seed": Value(0, whole(0), "Everything random follows from it."),
+    "batch_size": Value(4096, whole(1, 2**24), "Images in a step, of all devices together."),
+    "micro_batches": Value(
+        1, whole(1, 2**20), "The batch is cut into so many; their gradients are averaged."
+    ),
+    "epochs": Value(
+        None, number(above=0, most=1e9), "Length of the run, in passes over the training images."
+    ),
+    "steps": Value(None, whole(1), "If given, the length of the run, whatever the epochs."),
+    # Arguments of the model (`ViT`, `BiT` in vit_jax/models).
+    "model.name": Value(
+        "ViT-B/16", text(), "A name of vit_jax.list_models(); empty: the checkpoint's.", optional=True
+    ),
+    "model.patch_size": Value(None, whole(1, 2**16), "Side of a patch in pixels."),
+    "model.dim": Value(None, whole(1, 2**20), "Width of a token."),
+    "model.depth": Value(None, whole(1, 10_000), "Number of encoder layers."),
+    "model.hidden": Value(None, whole(1, 2**20), "Width of the MLP."),
+    "model.heads": Value(None, whole(1, 2**16), "Attention heads."),
+    "model.registers": Value(None, whole(0, 2**16), "Learned tokens without a meaning of their own."),
+    "model.resnet_blocks": Value(
+        None, several(whole(1, 10_000)), "Units in each stage of the ResNet, of a hybrid or a BiT."
+    ),
+    "model.resnet_width": Value(None, whole(1, 1024), "Factor on the ResNet's channels."),
+    "model.resnet_epsilons": Value(
+        None, one_of("google", "timm"), "Whose small constants in the ResNet's norms."
+    ),
+    "model.pooling": Value(None, one_of("cls", "gap", "map"), "What the head reads of the tokens."),
+    "model.distillation": Value(
+        None, one_of("none", "token", "heads"), "DeiT's distillation token, and its head."
+    ),
+    "model.position": Value(
+        None, one_of("1d", "2d", "relative", "sincos2d", "none"), "Kind of position embedding (appendix D.4)."
+    ),
+    "model.position_at": Value(
+        None, one_of("stem", "every", "shared"), "Where positions are added: once, or before each layer."
+    ),
+    "model.rope": Value(None, flag(), "Turn queries and keys by their row and column."),
+    "model.rope_grid": Value(None, several(whole(1, 2**16), count=2), "The grid in which rope counts."),
+    "model.attention": Value(
+        None, one_of("full", "axial"), "Between all tokens, or within rows and columns."
+    ),
+    "model.axial": Value(None, flag(), "Axial attention in a BiT."),
+    "model.mlp": Value(None, one_of("gelu", "swiglu"), "Kind of MLP."),
+    "model.gelu": Value(None, one_of("tanh", "erf"), "The approximation, or the exact GELU."),
+    "model.qk_norm": Value(None, flag(), "Normalise queries and keys."),
+    "model.layer_scale": Value(None, number(), "Initial value of LayerScale."),
+    "model.pre_logits": Value(None, flag(), "The pre-training head's hidden tanh layer."),
+    "model.dropout": Value(None, _RATE, "Rate after dense layers and position embeddings."),
+    "model.stochastic_depth": Value(None, _RATE, "Rate of skipped branches in the last layer."),
+    "model.head_bias": Value(None, number(), "Initial value of the head's biases."),
+    "model.norm_epsilon": Value(None, number(above=0, most=1), "Small constant of the layer norms."),
+    "model.remat": Value(
+        "none",
+        one_of("none", "dots", "full"),
+        "What the backward pass computes anew to save memory.",
+        operational=True,
+    ),
+    "model.scan": Value(None, flag(), "Compile one encoder layer for all.", operational=True),
+    "model.dtype": Value(
+        "float32", one_of("float32", "bfloat16"), "Type of the computation; parameters are float32."
+    ),
+    "data.source": Value(
+        "digits", text(r"\w+"), "Kind of data: digits, folder, tfds, vtab, array_record, mixture, synthetic."
+    ),
+    "data.path": Value("", text(), "The folder, TFDS's `name` or `name:data_dir`, or a pattern of files."),
+    "data.parts": Value(
+        None, several(text()), "Parts of a mixture: ('tfds:imagenet2012', 'folder:/data/pets')."
+    ),
+    "data.weights": Value(
+        None, several(number(above=0)), "Shares of a mixture's parts; None: every image counts the same."
+    ),
+    "data.train_split": Value("train", _SLICE, "The images to train on."),
+    "data.test_split": Value("test", _SLICE, "The images to evaluate on."),
+    "data.label_key": Value("label", text(), "The TFDS feature with the label or the labels."),
+    "data.classes": Value(
+        None, several(either(text(), whole(0)), least=1), "Only images of these classes, by name; None: all."
+    ),
+    "data.num_classes": Value(None, whole(1, 2**24), "Width of the head, where not the data set's own."),
+    "data.image_size": Value(224, whole(1, 2**14), "Height and width in pixels."),
+    "data.decode": Value("fast", one_of("fast", "exact"), "By rectangles, or whole images by Pillow."),
+    "data.crop": Value(
+        "inception",
+        one_of("inception", "square", "short_side", "none"),
+        "What training sees of an image; square and short_side are random crops after a resize.",
+    ),
+    "data.crop_area": Value(
+        (0.05, 1.0),
+        several(number(above=0, most=1), count=2, ascending=True),
+        "Inception crop: share of the image's area.",
+    ),
+    "data.crop_aspect": Value(
+        (3 / 4, 4 / 3),
+        several(number(above=0, most=1e3), count=2, ascending=True),
+        "Inception crop: width over height.",
+    ),
+    "data.crop_resize": Value(
+        None, whole(1, 2**15), "Size before the crops square and short_side: 448 for 384."
+    ),
+    "data.flip": Value(True, flag(), "Mirror half of the training images."),
+    "data.test_crop": Value(
+        "short_side",
+        one_of("short_side", "square"),
+        "What is resized before the central crop of a test image.",
+    ),
+    "data.test_resize": Value(256, whole(1, 2**15), "Size before the central crop."),
+    "data.workers": Value(
+        0,
+        whole(0, 1024),
+        "Processes that decode, for each host; 0: the training process does.",
+        operational=True,
+    ),
+    "data.threads": Value(1, whole(1, 1024), "Threads of each process that decodes.", operational=True),
+    "data.max_unreadable": Value(
+        100, whole(0), "Image files skipped before the run gives up.", operational=True
+    ),
+    "augment.level": Value("none", one_of(*AUGREG_LEVELS), "AugReg's level of RandAugment and mixup."),
+    "augment.randaugment": Value(
+        None,
+        several(number(least=0, most=100), count=2, words="2 numbers from 0 to 100, such as (2, 15)"),
+        "Layers and magnitude; None leaves it to the level.",
+    ),
+    "augment.mixup": Value(None, number(least=0, most=1e3), "Alpha; 0: off; None leaves it to the level."),
+    "augment.cutmix": Value(0.0, number(least=0, most=1e3), "Alpha; 0: off."),
+    "augment.cutmix_share": Value(0.5, _SHARE, "Share of the batches with CutMix, where mixup is on too."),
+    "augment.erasing": Value(0.0, _SHARE, "Probability for each image of random erasing."),
+    "augment.color_jitter": Value(
+        (0.0, 0.0, 0.0),
+        several(number(least=0, most=100), count=3, words="3 numbers from 0 to 100"),
+        "Brightness, contrast, saturation: each times a factor in 1 +- x.",
+    ),
     # All devices, on three axes. A batch is divided over data x fsdp, parameters and what the optimizer
     # keeps over fsdp, heads and hidden units over tensor. None for one axis: all the rest.
-    config.mesh = ConfigDict()
-    config.mesh.data = placeholder(int)
-    config.mesh.fsdp = 1
-    config.mesh.tensor = 1
-
-    # Where the parameters come from, and which of them are trained.
-    config.finetune = ConfigDict()
-    config.finetune.checkpoint = placeholder(str)  # What `load_model` takes; None: random parameters.
-    config.finetune.head = "new"  # Zeros. Or kept: the checkpoint's, if the classes are the same.
-    config.finetune.train = "all"  # Or head: all else is frozen; or lora: the head and low-rank changes.
-    config.finetune.lora_rank = 8
-
-    config.objective = ConfigDict()
-    config.objective.name = "classification"  # Or masked_patch, mae: without labels, and without a head.
-    config.objective.mask_ratio = placeholder(float)  # Of the patches; None: 0.5, and 0.75 for mae.
-    config.objective.target = "color"  # Of masked_patch; or cells, pixels.
-    config.objective.decoder_dim = 512  # Of mae, as are the next.
-    config.objective.decoder_depth = 8
-    config.objective.decoder_heads = 16
-    config.objective.normalize_targets = True  # To each patch's mean and deviation.
-
-    config.loss = ConfigDict()  # Of a classification.
-    config.loss.name = "softmax"  # Or sigmoid: summed over the classes.
-    config.loss.label_smoothing = 0.0
-
-    config.optimizer = ConfigDict()
-    config.optimizer.name = "adam"  # Or adafactor, sgd.
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.end_learning_rate = 0.0
-    config.optimizer.schedule = "cosine"  # Or linear, constant.
-    config.optimizer.warmup_steps = 10_000
-    config.optimizer.beta1 = 0.9  # Momentum, for sgd.
-    config.optimizer.beta2 = 0.999
-    config.optimizer.epsilon = 1e-8
-    config.optimizer.moment_dtype = "float32"  # Or bfloat16: of the first moment, or momentum.
-    config.optimizer.weight_decay = 0.1  # Decoupled: times the learning rate.
-    config.optimizer.decay = "kernels"  # Or all parameters.
-    config.optimizer.clip_norm = 1.0  # Global norm of the gradient; 0: off.
-    config.optimizer.layer_decay = 1.0  # Factor on the learning rate for each layer below the head.
-    config.optimizer.average = 0.0  # Polyak's factor: the average of the parameters is evaluated; 0: off.
-    config.optimizer.average_from = "zero"  # Corrected for its start. Or weights: starts at the first ones.
-
+    "mesh.data": Value(
+        None, whole(1, 2**20), "Devices that take parts of the batch; None: all the rest.", operational=True
+    ),
+    "mesh.fsdp": Value(
+        1, whole(1, 2**20), "Devices over which parameters are divided.", operational=True, optional=True
+    ),
+    "mesh.tensor": Value(
+        1, whole(1, 2**20), "Devices over which heads and hidden units are.", operational=True, optional=True
+    ),
+    "finetune.checkpoint": Value(
+        None, text(), "Where the parameters come from: what `load_model` takes; None: random ones."
+    ),
+    "finetune.head": Value(
+        "new", one_of("new", "kept"), "Zeros, or the checkpoint's head where the classes are the same."
+    ),
+    "finetune.train": Value(
+        "all", one_of("all", "head", "lora"), "What is trained: all, the head, or it and low-rank changes."
+    ),
+    "finetune.lora_rank": Value(8, whole(1, 2**16), "Rank of the low-rank changes."),
+    "objective.name": Value(
+        "classification",
+        one_of("classification", "masked_patch", "mae"),
+        "What is learned; the last two without labels, and without a head.",
+    ),
+    "objective.mask_ratio": Value(None, _RATE, "Share of the patches; None: 0.5, and 0.75 for mae."),
+    "objective.target": Value(
+        "color", one_of("color", "cells", "pixels"), "What masked_patch predicts of a patch."
+    ),
+    "objective.decoder_dim": Value(512, whole(1, 2**20), "Width of mae's decoder."),
+    "objective.decoder_depth": Value(8, whole(1, 10_000), "Layers of mae's decoder."),
+    "objective.decoder_heads": Value(16, whole(1, 2**16), "Heads of mae's decoder."),
+    "objective.normalize_targets": Value(True, flag(), "To each patch's mean and deviation."),
+    "loss.name": Value(
+        "softmax", one_of("softmax", "sigmoid"), "Loss of a classification; sigmoid is summed."
+    ),
+    "loss.label_smoothing": Value(0.0, _SHARE, "Share of the target that all classes share alike."),
+    "optimizer.name": Value("adam", one_of("adam", "adafactor", "sgd"), "The optimizer."),
+    "optimizer.learning_rate": Value(1e-3, number(least=0), "The highest rate, after the warm-up."),
+    "optimizer.end_learning_rate": Value(0.0, number(least=0), "The rate of the last update."),
+    "optimizer.schedule": Value("cosine", one_of("linear", "cosine", "constant"), "How the rate falls."),
+    "optimizer.warmup_steps": Value(10_000, whole(0), "Steps in which the rate rises linearly."),
+    "optimizer.beta1": Value(0.9, _RATE, "Decay of the first moment; momentum, for sgd."),
+    "optimizer.beta2": Value(0.999, _RATE, "Decay of the second moment."),
+    "optimizer.epsilon": Value(1e-8, number(least=0, most=1), "Added to the root of the second moment."),
+    "optimizer.moment_dtype": Value(
+        "float32", one_of("float32", "bfloat16"), "Type of the first moment, or momentum."
+    ),
+    "optimizer.weight_decay": Value(0.1, number(least=0), "Decoupled: times the learning rate."),
+    "optimizer.decay": Value("kernels", one_of("kernels", "all"), "Which parameters decay."),
+    "optimizer.clip_norm": Value(1.0, number(least=0), "Global norm of the gradient; 0: off."),
+    "optimizer.layer_decay": Value(
+        1.0, number(above=0, most=1), "Factor on the learning rate for each layer below the head."
+    ),
+    "optimizer.average": Value(
+        0.0, _RATE, "Polyak's factor: the average of the parameters is evaluated; 0: off."
+    ),
+    "optimizer.average_from": Value(
+        "zero", one_of("zero", "weights"), "Corrected for its start, or started at the first parameters."
+    ),
     # Of `python -m vit_jax.sweep`: the rates are compared on training images that were held out.
-    config.sweep = ConfigDict()
-    config.sweep.rates = (1e-3, 3e-3, 1e-2, 3e-2)
-    config.sweep.train_split = "train[:90%]"
-    config.sweep.dev_split = "train[90%:]"
-    config.sweep.seeds = (0, 1, 2)  # Of the runs at the best rate, on all training images.
-
-    config.max_skipped_steps = 10  # In a row, whose loss or gradient is not finite, before the run gives up.
-    config.profile = ""  # `steps:10-15` writes a trace of these steps into the workdir.
-    config.log_every = 50  # All in steps.
-    config.evaluate_every = 1000
-    config.hang_seconds = 1200.0  # With no step and no batch of an evaluation done; see watchdog.py.
-
+    "sweep.rates": Value(
+        (1e-3, 3e-3, 1e-2, 3e-2),
+        several(number(above=0), different=True),
+        "The learning rates that are compared.",
+    ),
+    "sweep.train_split": Value("train[:90%]", _SLICE, "What a rate is trained on."),
+    "sweep.dev_split": Value("train[90%:]", _SLICE, "What rates are compared on."),
+    "sweep.seeds": Value(
+        (0, 1, 2),
+        several(whole(0), different=True),
+        "Seeds of the runs at the best rate, on all training images.",
+    ),
+    "max_skipped_steps": Value(
+        10,
+        whole(0),
+        "Steps in a row whose loss or gradient is not finite, before the run gives up.",
+        operational=True,
+    ),
+    "profile": Value(
+        "",
+        text(r"(steps:\d+-\d+)?", "as steps:10-15"),
+        "`steps:10-15` writes a trace of these steps into the workdir.",
+        operational=True,
+    ),
+    "log_every": Value(50, whole(1), "Steps between lines of the log.", operational=True),
+    "evaluate_every": Value(1000, whole(1), "Steps between evaluations."),
+    "hang_seconds": Value(
+        1200.0,
+        number(above=0),
+        "With nothing done for so long all stacks are written; see watchdog.py.",
+        operational=True,
+    ),
     # Few-shot linear evaluation of the frozen network, beside the evaluation of the test split.
-    config.fewshot = ConfigDict()
-    config.fewshot.every = 0  # Steps, a multiple of evaluate_every, and at the end; 0: never.
-    config.fewshot.sets = ()  # ("tfds:cifar100", "folder:/data/pets@train,val"); see `data_set`.
-    config.fewshot.shots = (1, 5, 10, 25)  # Training images of each class.
-    config.fewshot.seeds = (0, 1, 2)  # Of the choice of images; accuracies are averaged over them.
-    config.fewshot.penalty = 1024.0  # Of least squares.
+    "fewshot.every": Value(0, whole(0), "Steps, a multiple of evaluate_every, and at the end; 0: never."),
+    "fewshot.sets": Value(
+        (), several(text()), "('tfds:cifar100', 'folder:/data/pets@train,val'); see `data_set`."
+    ),
+    "fewshot.shots": Value(
+        (1, 5, 10, 25),
+        several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
+        "Training images of each class.",
+    ),
+    "fewshot.seeds": Value(
+        (0, 1, 2),
+        several(whole(0), least=1, different=True, words="different whole numbers, 0 or above"),
+        "Seeds of the choice of images; accuracies are averaged over them.",
+    ),
+    "fewshot.penalty": Value(1024.0, number(least=0), "Penalty of least squares."),
+    "checkpoint.every": Value(1000, whole(1), "Steps between checkpoints.", operational=True),
+    "checkpoint.keep_last": Value(2, whole(1), "So many are kept, the newest;", operational=True),
+    "checkpoint.keep_every": Value(None, whole(1), "those at multiples of so many steps;", operational=True),
+    "checkpoint.keep_best": Value(
+        0, whole(0), "and so many of the best: by test accuracy, else by test loss.", operational=True
+    ),
+}
 
-    config.checkpoint = ConfigDict()
-    config.checkpoint.every = 1000  # Steps.
-    config.checkpoint.keep_last = 2  # So many are kept, the newest;
-    config.checkpoint.keep_every = placeholder(int)  # those at multiples of so many steps;
-    config.checkpoint.keep_best = 0  # and so many of the best: by test accuracy, else by test loss.
+# What may differ between the start of a run and its continuation: nothing that the training sees.
+OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
+
+
+def base_config() -> ConfigDict:
+    """The config of all defaults, with no value but these; locked."""
+    config = ConfigDict()
+    for key, value in VALUES.items():
+        *parts, name = key.split(".")
+        part = config
+        for inner in parts:
+            if inner not in part:
+                part[inner] = ConfigDict()
+            part = part[inner]
+        part[name] = placeholder(value.rule.kind) if value.default is None else value.default
     return config.lock()
 
 
@@ -227,88 +357,63 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     return config
 
 
+def unknown_key(key: str) -> str:
+    """The error for a key that no config has: `optimizer.lr`, or its last part alone."""
+    section, _, name = key.rpartition(".")
+    inside = [known.rpartition(".")[2] for known in VALUES if section and known.startswith(f"{section}.")]
+    if inside:
+        return f"unknown config key {key!r}; in config.{section}: {nearest(name, inside)}"
+    close = difflib.get_close_matches(key, [*VALUES, *(known.rpartition(".")[2] for known in VALUES)], n=1)
+    return f"unknown config key {key!r}; " + (
+        f"did you mean {close[0]!r}?" if close else "vit_jax/config.py lists all of them"
+    )
+
+
+def check_values(given: Mapping[str, Any]) -> None:
+    """Raises UserError unless there is each value, by its dotted key, and no other, within its bounds."""
+    for key in given.keys() - VALUES.keys():
+        raise UserError(unknown_key(key))
+    for key in VALUES.keys() - given.keys():
+        raise UserError(f"config key {key!r} is missing: start the config from vit_jax.config.base_config()")
+    for key, value in VALUES.items():
+        if given[key] is None:
+            _require(value.default is None or value.optional, key, None, value.rule.words)
+        else:
+            _require(value.rule.holds(given[key]), key, given[key], value.rule.words)
+
+
 def check(config: ConfigDict) -> None:
     """Raises UserError for keys and values that no run could use."""
-    known, given = dict(leaves(base_config())), dict(leaves(config))
-    for key in given.keys() - known.keys():
-        raise UserError(f"unknown config key {key!r}; {nearest(key, known)}")
-    for key in known.keys() - given.keys():
-        raise UserError(f"config key {key!r} is missing: start the config from vit_jax.config.base_config()")
+    check_values(dict(leaves(config)))
     if config.steps is None and config.epochs is None:
         raise UserError("give config.epochs or config.steps")
-    for key in ("epochs", "steps"):
-        _require(given[key] is None or given[key] > 0, key, given[key], "above 0")
-    for key in (
-        "batch_size",
-        "micro_batches",
-        "data.image_size",
-        "data.threads",
-        "log_every",
-        "evaluate_every",
-        "finetune.lora_rank",
-        "objective.decoder_dim",
-        "objective.decoder_depth",
-        "objective.decoder_heads",
-    ):
-        _require(given[key] >= 1, key, given[key], "at least 1")
-    _require(
-        0 < config.optimizer.layer_decay <= 1,
-        "optimizer.layer_decay",
-        config.optimizer.layer_decay,
-        "above 0 and at most 1",
-    )
     _require(
         bool(config.model.name or config.finetune.checkpoint),
         "model.name",
         config.model.name,
         "a model such as 'ViT-B/16' where there is no config.finetune.checkpoint",
     )
-    for key in ("mesh.data", "mesh.fsdp", "mesh.tensor"):
-        _require(given[key] is None or given[key] >= 1, key, given[key], "at least 1")
-    _require(config.max_skipped_steps >= 0, "max_skipped_steps", config.max_skipped_steps, "0 or above")
-    _require(
-        not config.profile or profiled_steps(config) is not None, "profile", config.profile, "as steps:10-15"
-    )
-    for key in ("checkpoint.every", "checkpoint.keep_last", "data.threads"):
-        _require(given[key] >= 1, key, given[key], "at least 1")
-    _require(given["hang_seconds"] > 0, "hang_seconds", given["hang_seconds"], "above 0")
+    in_order = not config.profile or profiled_steps(config) is not None
+    _require(in_order, "profile", config.profile, "as steps:10-15")
     every, keep_every = config.checkpoint.every, config.checkpoint.keep_every
     _require(
-        keep_every is None or (keep_every >= 1 and keep_every % every == 0),
+        keep_every is None or keep_every % every == 0,
         "checkpoint.keep_every",
         keep_every,
         f"a multiple of checkpoint.every = {every}",
     )
-    keep_best = config.checkpoint.keep_best
-    _require(keep_best >= 0, "checkpoint.keep_best", keep_best, "0 or above")
     _require(
-        keep_best == 0 or config.evaluate_every % every == 0,
+        config.checkpoint.keep_best == 0 or config.evaluate_every % every == 0,
         "evaluate_every",
         config.evaluate_every,
         f"a multiple of checkpoint.every = {every} for checkpoint.keep_best",
     )
     _check_fewshot(config)
-    for key in ("model.dropout", "model.stochastic_depth", "optimizer.average", "objective.mask_ratio"):
-        _require(given[key] is None or 0 <= given[key] < 1, key, given[key], "from 0 to below 1")
     _require(
         config.data.test_resize >= config.data.image_size,
         "data.test_resize",
         config.data.test_resize,
         f"at least data.image_size = {config.data.image_size}",
-    )
-    for key in ("augment.cutmix", "augment.mixup"):
-        _require(given[key] is None or given[key] >= 0, key, given[key], "0 or above")
-    for key in ("augment.cutmix_share", "augment.erasing"):
-        _require(0 <= given[key] <= 1, key, given[key], "from 0 to 1")
-    for key, length in {"augment.randaugment": 2, "augment.color_jitter": 3}.items():
-        value = given[key]
-        holds = value is None or (len(value) == length and min(value) >= 0)
-        _require(holds, key, value, f"{length} numbers of 0 or above")
-    _require(
-        given["augment.level"] in AUGREG_LEVELS,
-        "augment.level",
-        given["augment.level"],
-        f"a level of AugReg; {nearest(given['augment.level'], AUGREG_LEVELS)}",
     )
     if config.data.crop in ("square", "short_side"):
         _require(
@@ -317,29 +422,12 @@ def check(config: ConfigDict) -> None:
             config.data.crop_resize,
             f"at least data.image_size = {config.data.image_size} for the crop {config.data.crop!r}",
         )
-    for key, values in {
-        "data.decode": ("fast", "exact"),
-        "data.crop": ("inception", "square", "short_side", "none"),
-        "data.test_crop": ("short_side", "square"),
-        "objective.name": ("classification", "masked_patch", "mae"),
-        "objective.target": ("color", "cells", "pixels"),
-        "loss.name": ("softmax", "sigmoid"),
-        "optimizer.name": ("adam", "adafactor", "sgd"),
-        "optimizer.moment_dtype": ("float32", "bfloat16"),
-        "optimizer.schedule": ("linear", "cosine", "constant"),
-        "optimizer.decay": ("kernels", "all"),
-        "optimizer.average_from": ("zero", "weights"),
-        "finetune.head": ("new", "kept"),
-        "finetune.train": ("all", "head", "lora"),
-        "model.dtype": ("float32", "bfloat16"),
-    }.items():
-        _require(given[key] in values, key, given[key], " or ".join(values))
 
 
 def _check_fewshot(config: ConfigDict) -> None:
     values = config.fewshot
     _require(
-        values.every >= 0 and values.every % config.evaluate_every == 0,
+        values.every % config.evaluate_every == 0,
         "fewshot.every",
         values.every,
         f"a multiple of evaluate_every = {config.evaluate_every}, or 0",
@@ -347,12 +435,6 @@ def _check_fewshot(config: ConfigDict) -> None:
     _require(
         values.every == 0 or len(values.sets) > 0, "fewshot.sets", values.sets, "such as ('tfds:cifar100',)"
     )
-    for key, least in dict(shots=1, seeds=0).items():
-        given = values[key]
-        whole = all(isinstance(number, int) and number >= least for number in given)
-        holds = whole and 0 < len(given) == len(set(given))
-        _require(holds, f"fewshot.{key}", given, f"different whole numbers, {least} or above")
-    _require(values.penalty >= 0, "fewshot.penalty", values.penalty, "0 or above")
     names = [data_set(text).name for text in values.sets]
     holds = len(names) == len(set(names))
     _require(holds, "fewshot.sets", values.sets, f"of different names; these are {', '.join(names)}")

@@ -11,13 +11,12 @@ STARTED = time.time()
 from pathlib import Path  # noqa: E402
 
 from absl import flags  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
 
 from vit_jax import command  # noqa: E402
 from vit_jax.config import check, leaves  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "The job: a file such as configs/quickstart.py.")
+CONFIG = command.define_config(None, "The job: a file such as configs/quickstart.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; start again on it to go on.")
 COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "Several processes: host:port of the first, or auto on Cloud TPU, GKE and SLURM."

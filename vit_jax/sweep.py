@@ -17,14 +17,13 @@ import sys
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
 from vit_jax import command
 from vit_jax.config import check, differences, is_supervised, to_json
 from vit_jax.errors import UserError
 from vit_jax.jobs import Job, Outcome, outcome, run_jobs
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "The job: a file such as configs/finetune.py.")
+CONFIG = command.define_config(None, "The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
 ONLY = flags.DEFINE_string("only", None, "One run by name, such as rate-0.01 or seed-0.")
 LIST = flags.DEFINE_bool("list", False, "Print the runs' commands and do nothing.")

@@ -24,8 +24,9 @@ def fails(run, *arguments, **environment) -> str:
 @pytest.mark.parametrize(
     ("argument", "names"),
     [
-        ("--config.optimzer.learning_rate=1", "'optimzer'; did you mean 'optimizer'"),
-        ("--config.optimizer.learning_rat=1", "'learning_rat'; did you mean 'learning_rate'"),
+        ("--config.optimzer.learning_rate=1", "did you mean 'optimizer.learning_rate'?"),
+        ("--config.optimizer.learning_rat=1", "in config.optimizer: did you mean 'learning_rate'?"),
+        ("--config.optimizer.lr=1", "in config.optimizer: there are: average, "),
         ("--wrokdir=x", "'wrokdir'. Did you mean: workdir"),
         ("--config.batch_size=many", "--config.batch_size=many"),
         ("--config.model.name=ViT-X/16", "'ViT-X/16'"),
@@ -44,6 +45,34 @@ def test_wrong_value_is_named_and_nothing_is_made(run, tmp_path, argument, names
 
 def test_missing_config_file_is_named(run, tmp_path):
     assert "configs/nope.py" in fails(run, "--config=configs/nope.py", f"--workdir={tmp_path / 'run'}")
+
+
+BASE = "from vit_jax.config import base_config\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("def get_config(argument=None)\n    pass", "config.py, line 1: expected ':'"),
+        ("import colleagues\n", "config.py, line 1: ModuleNotFoundError: No module named 'colleagues'"),
+        ("config = 1", "config.py has no function get_config, which returns the config"),
+        ("def get_config():\n    return None", "config.py: get_config returns NoneType, not a config"),
+        ("def get_config():\n    return 1 / 0", "config.py, line 2: ZeroDivisionError: division by zero"),
+        (
+            f"{BASE}def get_config():\n    config = base_config()\n    config.optimizer.rate = 3\n",
+            "config.py, line 4: unknown config key 'rate'; did you mean ",
+        ),
+        (
+            f"{BASE}def get_config():\n    config = base_config()\n    config.batch_size = 'many'\n",
+            "config.py, line 4: TypeError: Could not override field 'batch_size'",
+        ),
+    ],
+)
+def test_mistake_in_a_config_file_is_named_with_its_line(run, tmp_path, text, line):
+    file = tmp_path / "config.py"
+    file.write_text(text)
+    assert line in fails(run, f"--config={file}", f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_config_argument_is_named(run, tmp_path):
