@@ -43,11 +43,15 @@ def encode(pixels: np.ndarray | Image.Image, form: str = "JPEG", mode: str = "RG
 
 
 def shown(data: bytes) -> np.ndarray:
-    """By Pillow alone."""
+    """By Pillow alone, and what is transparent on white."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     if image.mode.startswith("I"):
         return np.repeat((np.asarray(image) / 257).round().astype(np.uint8)[..., None], 3, axis=-1)
-    return np.asarray(image.convert("RGB"))
+    if not image.has_transparency_data:
+        return np.asarray(image.convert("RGB"))
+    rgba = np.asarray(image.convert("RGBA")) / 255
+    color, alpha = rgba[..., :3], rgba[..., 3:]
+    return ((color * alpha + 1 - alpha) * 255).round().astype(np.uint8)
 
 
 def exif(orientation) -> Image.Exif:

@@ -6,35 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.malformed import encode, picture
-from vit_jax.data.preprocess import TestCrop, TrainCrop, inception_box, part_box
+from vit_jax.data.decode import INTERPOLATIONS
+from vit_jax.data.preprocess import CROPS, TestCrop, TrainCrop, inception_box, part_box, random_resized_box
 
 sides = st.integers(1, 5000)
 
 
+@pytest.mark.parametrize("draw", [inception_box, random_resized_box])
 @given(sides, sides, st.integers(0, 2**32))
-def test_inception_box_lies_within_the_image(height, width, seed):
-    left, top, right, bottom = inception_box(np.random.default_rng(seed), height, width)
+def test_random_box_lies_within_the_image(draw, height, width, seed):
+    left, top, right, bottom = draw(np.random.default_rng(seed), height, width)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
 
 
-@given(st.integers(0, 2**32))
-def test_inception_box_has_a_legal_area_and_aspect_ratio(seed):
-    box = inception_box(np.random.default_rng(seed), 1000, 1100)
-    assert 0.049 <= box.width * box.height / 1_100_000 <= 1.001
-    assert 3 / 4 - 0.01 <= box.width / box.height <= 4 / 3 + 0.01
-
-
-def test_inception_box_covers_all_areas_and_places():
-    boxes = [inception_box(np.random.default_rng(seed), 1000, 1000) for seed in range(500)]
-    areas = [box.width * box.height / 1e6 for box in boxes]
-    assert min(areas) < 0.1 and max(areas) > 0.85
-    assert min(box.left for box in boxes) < 10 and max(box.right for box in boxes) > 990
-    assert min(box.top for box in boxes) < 10 and max(box.bottom for box in boxes) > 990
-
-
-def test_image_too_narrow_for_any_draw_gets_a_central_box():
-    assert inception_box(np.random.default_rng(0), 1000, 10, area=(0.9, 1.0)) == (0, 493, 10, 506)
+def test_image_too_narrow_for_any_draw_is_seen_whole_or_in_its_middle():
+    narrow = dict(height=1000, width=10, area=(0.9, 1.0))
+    assert inception_box(np.random.default_rng(0), **narrow) == (0, 0, 10, 1000)
+    assert random_resized_box(np.random.default_rng(0), **narrow) == (0, 493, 10, 506)
 
 
 @given(
@@ -52,10 +41,11 @@ def test_part_box_lies_within_the_image(height, width, kind, size, more, x, y):
     assert 0 <= top < bottom <= height
 
 
-@pytest.mark.parametrize("kind", ["inception", "square", "short_side", "none"])
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("kind", CROPS)
 @pytest.mark.parametrize("mode", ["fast", "exact"])
-def test_train_crop_is_a_function_of_its_draws(kind, mode):
-    crop = TrainCrop(16, kind, resize=20, mode=mode)
+def test_train_crop_is_a_function_of_its_draws(kind, mode, interpolation):
+    crop = TrainCrop(16, kind, resize=20, mode=mode, interpolation=interpolation)
     image = encode(picture())
     first, again, other = (crop(image, np.random.default_rng(seed)) for seed in (0, 0, 1))
     assert first.shape == (16, 16, 3) and first.dtype == np.uint8

@@ -4,9 +4,14 @@ A JPEG is decoded by `_jpeg` (libjpeg-turbo): only its rectangle, and at 1/2, 1/
 where that still covers what is asked for. Everything else is decoded whole by Pillow: other formats,
 odd JPEGs (CMYK, turned by EXIF, damaged), and all of them where `exact` is asked for or the
 extension was not built.
+
+A rectangle is resized by one of `INTERPOLATIONS`: `bilinear` takes the nearest four pixels, as TensorFlow
+does, of an image that was halved while it is twice too large; the others average over what a pixel covers,
+`bilinear_antialias`, `bicubic` and `lanczos` as Pillow's filters do and `area` as OpenCV's.
 """
 
 import io
+import math
 import re
 import warnings
 from typing import NamedTuple
@@ -21,9 +26,21 @@ except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was instal
     _jpeg = None
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # Not EPS, which starts a program, nor TIFF, which prints.
+BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}  # What a transparent image is put on.
 MAX_PIXELS = 178_956_970  # A larger image is refused, not decoded.
+MAX_RESIZED = 1 << 24  # Pixels. What a resize makes larger, of very long images, is resized in part only.
 MAX_SCANS = 200  # Of a JPEG: each costs a pass over the whole image.
 SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")  # Its head: length, components.
+# Those of Pillow, each with the reach of its filter in pixels of the result.
+PILLOW = {
+    "bilinear_antialias": (Image.Resampling.BILINEAR, 1),
+    "bicubic": (Image.Resampling.BICUBIC, 2),
+    "lanczos": (Image.Resampling.LANCZOS, 3),
+}
+INTERPOLATIONS = ("bilinear", *PILLOW, "area")
+# A JPEG that is averaged is not decoded below this times the size that is asked for: at once the size, the
+# decoder's own averaging shows (docs/performance.md).
+DETAIL = 2
 
 cv2.setNumThreads(0)  # Images are small and many: processes share the cores, not threads.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it and refuses above its double.
@@ -35,20 +52,32 @@ class Unreadable(Exception):
 
 
 class Box(NamedTuple):
-    """A rectangle in pixels, with its right and bottom edges outside."""
+    """A rectangle in pixels, with its right and bottom edges outside.
 
-    left: int
-    top: int
-    right: int
-    bottom: int
+    Only for Pillow's interpolations may edges lie within pixels.
+    """
+
+    left: float
+    top: float
+    right: float
+    bottom: float
 
     @property
-    def height(self) -> int:
+    def height(self) -> float:
         return self.bottom - self.top
 
     @property
-    def width(self) -> int:
+    def width(self) -> float:
         return self.right - self.left
+
+    def scaled(self, factor: float) -> "Box":
+        """The same rectangle of an image that many times as large."""
+        return Box(*(edge * factor for edge in self))
+
+    def within(self, outer: "Box") -> "Box":
+        """The same rectangle, from the left and top of another one."""
+        left, top = outer.left, outer.top
+        return Box(self.left - left, self.top - top, self.right - left, self.bottom - top)
 
 
 def is_fast() -> bool:
@@ -56,8 +85,12 @@ def is_fast() -> bool:
     return _jpeg is not None
 
 
-def decode(image: bytes | np.ndarray) -> np.ndarray:
+def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
     """The whole image, upright, as RGB uint8 `[height, width, 3]`.
+
+    Args:
+      background: one of `BACKGROUNDS`, on which a transparent image is put; `none` shows the colours that lie
+        under its transparency, whatever they are.
 
     Raises:
       Unreadable: not an image, cut short, or absurdly large.
@@ -70,9 +103,15 @@ def decode(image: bytes | np.ndarray) -> np.ndarray:
         if image.startswith(b"\xff\xd8") and len(SCAN.findall(image)) > MAX_SCANS:
             raise Unreadable(f"a JPEG of more than {MAX_SCANS} scans")
         opened.load()
+        shade = BACKGROUNDS[background]
         if opened.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255.
-            grey = (np.asarray(opened, np.float32) / 257).round().clip(0, 255).astype(np.uint8)
+            levels = np.asarray(opened, np.float32)
+            grey = (levels / 257).round().clip(0, 255).astype(np.uint8)
+            if shade is not None and "transparency" in opened.info:
+                grey[levels == opened.info["transparency"]] = shade
             pixels = np.repeat(grey[..., None], 3, axis=-1)
+        elif shade is not None and opened.has_transparency_data:
+            pixels = np.asarray(_on(shade, opened, image))
         else:
             pixels = np.asarray(opened.convert("RGB"))
         return _upright(pixels, _turn(opened))
@@ -82,12 +121,27 @@ def decode(image: bytes | np.ndarray) -> np.ndarray:
         raise Unreadable(str(error)) from error
 
 
-def open_image(image: bytes | np.ndarray, mode: str = "fast") -> "Jpeg | Pixels":
+def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
+    """A transparent image in RGB, on a background of one grey."""
+    rgba, key = opened.convert("RGBA"), opened.info.get("transparency")
+    depth = encoded[24] if opened.format == "PNG" else 8  # Pillow scales levels to 8 bits, but not the key.
+    if opened.mode == "L" and depth < 8:
+        rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
+    elif opened.mode == "RGB" and depth == 16:  # Of which Pillow has kept eight: others look like the key.
+        alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
+        rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
+    result = Image.new("RGB", opened.size, (shade, shade, shade))
+    result.paste(rgba, mask=rgba.getchannel("A"))
+    return result
+
+
+def open_image(image: bytes | np.ndarray, mode: str = "fast", background: str = "white") -> "Jpeg | Pixels":
     """An image that knows its `height` and `width`, upright, and decodes any rectangle of it.
 
     Args:
       image: encoded, or RGB uint8 `[height, width, 3]`.
       mode: `fast`, or `exact` to decode all of it with Pillow, whatever is asked for.
+      background: as of `decode`.
 
     Raises:
       Unreadable: see `decode`. Damage that the header doesn't show is found by `region`.
@@ -97,7 +151,7 @@ def open_image(image: bytes | np.ndarray, mode: str = "fast") -> "Jpeg | Pixels"
         header = _jpeg.size(image) if image.endswith(b"\xff\xd9") else None
         if header is not None:
             return Jpeg(image, *header)
-    return Pixels(decode(image))
+    return Pixels(decode(image, background))
 
 
 class Pixels:
@@ -114,9 +168,27 @@ class Pixels:
         pixels = self._pixels[top * shrink : bottom * shrink, left * shrink : right * shrink]
         return _average(pixels, shrink)
 
-    def crop(self, box: Box, out: np.ndarray) -> None:
-        """The rectangle `box`, resized bilinearly (without smoothing) into `out`, `[height, width, 3]`."""
-        resize(self.region(box, out.shape[:2]), out)
+    def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
+        """The rectangle `box`, resized into `out`, `[height, width, 3]`, as if nothing were beside it."""
+        if interpolation == "bilinear":
+            return resize(self.region(box, out.shape[:2]), out)
+        left, top, right, bottom = box
+        resample(self._pixels[top:bottom, left:right], out, interpolation)
+
+    def crop_resized(
+        self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
+    ) -> None:
+        """What Pillow's resize of the whole image to the height and width `sides` has from the place `corner`
+        (top, left) on, into `out`, `[height, width, 3]`."""
+        top, left, height, width = *corner, *out.shape[:2]
+        if math.prod(sides) <= MAX_RESIZED:
+            image = Image.fromarray(self._pixels).resize(sides[::-1], PILLOW[interpolation][0])
+            out[:] = np.asarray(image.crop((left, top, left + width, top + height)))
+            return
+        box = _before(sides, corner, out.shape, self.height, self.width)
+        outer = _around(box, out.shape, interpolation, self.height, self.width)
+        pixels = self._pixels[outer.top : outer.bottom, outer.left : outer.right]
+        resample(pixels, out, interpolation, box.within(outer))
 
 
 class Jpeg:
@@ -144,8 +216,13 @@ class Jpeg:
         pixels = np.frombuffer(rows, np.uint8).reshape(bottom - top, stride, 3)
         return _average(_upright(pixels[:, start : start + right - left], self._turn), by_area)
 
-    def crop(self, box: Box, out: np.ndarray) -> None:
-        """As `Pixels.crop`; squares of rows as they are decoded, which differs by 1 at most by rounding."""
+    def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
+        """As `Pixels.crop`; bilinear squares of rows as they are decoded, which differs by 1 at most by
+        rounding, and all else from a JPEG decoded at `DETAIL` times the size, or more."""
+        if interpolation != "bilinear":
+            if not self._crop_averaged(box, out, interpolation, beside=False):
+                Pixels(decode(self._data)).crop(box, out, interpolation)
+            return
         height, width = out.shape[:2]
         shrink = _shrink(box, (height, width))
         if shrink > 8 or height != width or not _jpeg.HAS_CROP:
@@ -157,8 +234,37 @@ class Jpeg:
         if turned:
             out[:] = _upright(into, self._turn)
 
-    def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Where a rectangle lies in the stored image, shrunk but for what is left to averaging."""
+    def crop_resized(
+        self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
+    ) -> None:
+        """As `Pixels.crop_resized`, from a JPEG decoded at `DETAIL` times the size, or more."""
+        box = _before(sides, corner, out.shape, self.height, self.width)
+        if not self._crop_averaged(box, out, interpolation, beside=True):
+            Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
+
+    def _crop_averaged(self, box: Box, out: np.ndarray, interpolation: str, beside: bool) -> bool:
+        """Resizes a rectangle; False if the JPEG is damaged."""
+        turn, (height, width) = self._turn, self._stored
+        into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
+        shrink = min(8, _shrink(box, (DETAIL * out.shape[0], DETAIL * out.shape[1])))
+        place = self._as_stored(box).scaled(1 / shrink)
+        if interpolation == "area":  # OpenCV takes whole pixels.
+            place = Box(*map(round, place))
+        # The last row and column may be of less than `shrink` pixels.
+        outer = _around(
+            place, into.shape, interpolation if beside else None, -(-height // shrink), -(-width // shrink)
+        )
+        found = _jpeg.decode(self._data, *outer, shrink)
+        if found is None:
+            return False
+        rows, stride, start = found
+        pixels = np.frombuffer(rows, np.uint8).reshape(outer.height, stride, 3)
+        resample(pixels[:, start : start + outer.width], into, interpolation, place.within(outer))
+        out[:] = _upright(into, turn)
+        return True
+
+    def _as_stored(self, box: Box) -> Box:
+        """Where a rectangle lies in the stored image."""
         turn, (height, width) = self._turn, self._stored
         left, top, right, bottom = box
         if turn.swap:
@@ -167,10 +273,14 @@ class Jpeg:
             left, right = width - right, width - left
         if turn.flip_y:
             top, bottom = height - bottom, height - top
+        return Box(left, top, right, bottom)
+
+    def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
+        """Where a rectangle lies in the stored image, shrunk but for what is left to averaging."""
+        stored = self._as_stored(box)
         if shrink == 1:
-            return left, top, right, bottom
-        snapped = _snap(Box(left, top, right, bottom), shrink, height, width)
-        return tuple(edge * by_area for edge in snapped)
+            return stored
+        return tuple(edge * by_area for edge in _snap(stored, shrink, *self._stored))
 
 
 class Turn(NamedTuple):
@@ -197,7 +307,7 @@ TURNS = {
 def _shrink(box: Box, size: int | tuple[int, int]) -> int:
     """The largest power of two by which a rectangle can be divided and still measure `size`."""
     height, width = (size, size) if isinstance(size, int) else size
-    times = min(box.height // height, box.width // width)
+    times = int(min(box.height // height, box.width // width))
     return 1 << max(0, times.bit_length() - 1)
 
 
@@ -207,6 +317,28 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
     right = min(max(right, 1), width // shrink)
     bottom = min(max(bottom, 1), height // shrink)
     return Box(min(left, right - 1), min(top, bottom - 1), right, bottom)
+
+
+def _before(
+    sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
+) -> Box:
+    """Where a crop of a resized image lies in the image before, of `height` and `width`."""
+    y, x, (top, left) = height / sides[0], width / sides[1], corner
+    return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)
+
+
+def _around(box: Box, size: tuple[int, ...], interpolation: str | None, height: int, width: int) -> Box:
+    """The whole pixels of a `height` x `width` image that a rectangle of it is made from.
+
+    Args:
+      size: height and width of the result.
+      interpolation: Pillow's, whose filter sees beyond the rectangle; None for one that does not.
+    """
+    reach = PILLOW[interpolation][1] if interpolation else 0
+    x, y = (reach * max(1.0, side) for side in (box.width / size[1], box.height / size[0]))
+    left, top = math.floor(box.left - x), math.floor(box.top - y)
+    right, bottom = math.ceil(box.right + x), math.ceil(box.bottom + y)
+    return Box(max(left, 0), max(top, 0), min(right, width), min(bottom, height))
 
 
 def _average(pixels: np.ndarray, shrink: int) -> np.ndarray:
@@ -248,3 +380,25 @@ def _upright(pixels: np.ndarray, turn: Turn) -> np.ndarray:
 def resize(pixels: np.ndarray, out: np.ndarray) -> None:
     """Bilinear, without smoothing, into uint8 `[height, width, 3]`: as the paper's code does it."""
     cv2.resize(pixels, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
+
+
+def resample(pixels: np.ndarray, out: np.ndarray, interpolation: str, box: Box | None = None) -> None:
+    """uint8 `[height, width, 3]`, or the rectangle `box` of it, resized by averaging into uint8 `out`.
+
+    Args:
+      box: for Pillow's filters, which see the pixels beside it.
+    """
+    if interpolation == "area":
+        return _resize_area(pixels, out)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    if box:  # Rounding may have put its edges outside.
+        box = box.left, box.top, min(box.right, image.width), min(box.bottom, image.height)
+    out[:] = np.asarray(image.resize(out.shape[1::-1], PILLOW[interpolation][0], box=box))
+
+
+def _resize_area(pixels: np.ndarray, out: np.ndarray) -> None:
+    """What each pixel covers, averaged. OpenCV averages only where no side grows: the others come after."""
+    height, width = (min(sides) for sides in zip(pixels.shape, out.shape[:2], strict=False))
+    if (height, width) != out.shape[:2]:
+        pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+    cv2.resize(pixels, out.shape[1::-1], dst=out, interpolation=cv2.INTER_AREA)

@@ -1,7 +1,8 @@
 """Crops: which rectangle of an image is seen, and its pixels at the model's size.
 
 All of them keep to one form: a rectangle is chosen from the image's height and width alone, then
-decoded and resized bilinearly. So the paper's "resize, then crop" costs no more than the crop.
+decoded and resized. So the paper's "resize, then crop" costs no more than the crop. Interpolations and
+backgrounds are those of `vit_jax.data.decode`.
 """
 
 import dataclasses
@@ -9,9 +10,10 @@ import math
 
 import numpy as np
 
-from vit_jax.data.decode import Box, open_image
+from vit_jax.data.decode import PILLOW, Box, open_image
+from vit_jax.errors import UserError
 
-CROPS = ("inception", "square", "short_side", "none")
+CROPS = ("inception", "random_resized", "square", "short_side", "none")
 TEST_CROPS = ("short_side", "square")
 
 
@@ -19,8 +21,9 @@ TEST_CROPS = ("short_side", "square")
 class TrainCrop:
     """A random crop to `size`.
 
-    `inception`: a share `area` of the image of an aspect ratio `aspect` (paper, appendix B.1; width
-    over height). `square`: the image squeezed to `resize`, and `size` of it (BiT, and the paper's
+    `inception`: a share `area` of the image of an aspect ratio `aspect` (width over height), as
+    TensorFlow draws it (the paper, appendix B.1; AugReg, BiT, big_vision). `random_resized`: as torchvision
+    does (MAE, DeiT). `square`: the image squeezed to `resize`, and `size` of it (BiT, and the paper's
     fine-tuning: 448 and 384). `short_side`: the same with the aspect ratio kept. `none`: all of the
     image, squeezed (BiT's for tasks where a crop changes the label).
     """
@@ -31,6 +34,8 @@ class TrainCrop:
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
     resize: int = 0
     mode: str = "fast"
+    interpolation: str = "bilinear"
+    background: str = "white"
 
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
@@ -40,16 +45,24 @@ class TrainCrop:
         Raises:
           Unreadable: see `vit_jax.data.decode`.
         """
-        opened = open_image(image, self.mode)
+        opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width
-        if self.kind == "inception":
-            box = inception_box(rng, height, width, self.area, self.aspect)
-        elif self.kind == "none":
-            box = Box(0, 0, width, height)
-        else:
-            box = part_box(height, width, self.kind, self.resize, self.size, *rng.random(2).tolist())
         out = np.empty((self.size, self.size, 3), np.uint8) if out is None else out
-        opened.crop(box, out)
+        if self.kind in ("square", "short_side"):
+            x, y = rng.random(2).tolist()
+            if self.interpolation in PILLOW:
+                rows, columns = resized_sides(height, width, self.kind, self.resize, self.size)
+                corner = int(y * (rows - self.size + 1)), int(x * (columns - self.size + 1))
+                opened.crop_resized((rows, columns), corner, out, self.interpolation)
+                return out
+            box = part_box(height, width, self.kind, self.resize, self.size, x, y)
+        elif self.kind == "inception":
+            box = inception_box(rng, height, width, self.area, self.aspect)
+        elif self.kind == "random_resized":
+            box = random_resized_box(rng, height, width, self.area, self.aspect)
+        else:
+            box = Box(0, 0, width, height)
+        opened.crop(box, out, self.interpolation)
         return out
 
 
@@ -57,25 +70,53 @@ class TrainCrop:
 class TestCrop:
     """The centre of the image at `size`, after a resize to `resize`.
 
-    `short_side`: of its short side, the aspect ratio kept (pre-training). `square`: of both sides
-    (few-shot evaluation: 256 and 224; fine-tuning, where `resize` is `size`: all of the image). `size`
-    may be a height and a width: their aspect ratio is then the crop's (`short_side`), and `resize` is
-    of their smaller one.
+    `short_side`: of its short side, the aspect ratio kept (pre-training; timm's `center`, Transformers'
+    `shortest_edge`). `square`: of both sides (few-shot evaluation: 256 and 224; fine-tuning, where `resize`
+    is `size`: all of the image; timm's `squash`). `size` may be a height and a width: their aspect ratio is
+    then the crop's (`short_side`), and `resize` is of their smaller one.
+
+    With Pillow's interpolations and the mode `exact` it gives what Pillow's resize of the whole image and a
+    crop of the result give: the resized sides are torchvision's (timm's, where the crop is not square).
+
+    Attributes:
+      resize: a fraction, 224 / 0.9 say, is cut to whole pixels on each side, as timm does.
+      half: where half a pixel too much lies beside the crop, its place is the `even` one of both, as
+        torchvision's and timm's, or `down`, as Transformers'.
+
+    Raises:
+      UserError: `resize` is less than `size`, so that the image would have to be padded.
     """
 
     __test__ = False  # Of images, not a test: for pytest.
 
     size: int | tuple[int, int]
     kind: str = "short_side"
-    resize: int = 256
+    resize: float = 256
     mode: str = "fast"
+    interpolation: str = "bilinear"
+    background: str = "white"
+    half: str = "even"
+
+    def __post_init__(self):
+        if self.resize < min(sides(self.size)):
+            raise UserError(
+                f"a crop of {min(sides(self.size))} pixels cannot be taken of an image resized to "
+                f"{self.resize:g}: images are not padded"
+            )
 
     def __call__(self, image: bytes | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
-        opened = open_image(image, self.mode)
-        box = part_box(opened.height, opened.width, self.kind, self.resize, self.size, 0.5, 0.5)
+        opened = open_image(image, self.mode, self.background)
+        height, width = opened.height, opened.width
         out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
-        opened.crop(box, out)
+        if self.interpolation in PILLOW:
+            resized = resized_sides(height, width, self.kind, self.resize, self.size)
+            middle = round if self.half == "even" else int
+            top, left = (middle((resized[i] - out.shape[i]) / 2) for i in range(2))
+            opened.crop_resized(resized, (top, left), out, self.interpolation)
+        else:
+            box = part_box(height, width, self.kind, self.resize, self.size, 0.5, 0.5)
+            opened.crop(box, out, self.interpolation)
         return out
 
 
@@ -91,10 +132,50 @@ def inception_box(
     area: tuple[float, float] = (0.05, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """A random rectangle: share of the area and aspect ratio at random.
+    """A random rectangle as TensorFlow's `sample_distorted_bounding_box` draws it without objects.
 
-    Ten draws are tried for one that fits; failing these, the largest centred one of a legal
-    aspect ratio is taken.
+    The aspect ratio is uniform, then the height between those of the least and the largest area; what
+    rounding made too small or too large is mended by a row. The last row and column of an image are seen
+    only where a rectangle is as high or as wide. A hundred draws are tried for one that fits; failing
+    these, all of the image is taken.
+
+    Source: tensorflow/core/kernels/image/sample_distorted_bounding_box_op.cc.
+    """
+    least, most = area[0] * height * width, area[1] * height * width
+    for _ in range(100):
+        # One call for all four numbers: a call costs more than its numbers.
+        aspect_draw, height_draw, top_draw, left_draw = rng.random(4).tolist()
+        ratio = aspect[0] + aspect_draw * (aspect[1] - aspect[0])
+        highest = round(math.sqrt(most / ratio))
+        if round(highest * ratio) > width:
+            highest = int((width + 0.5 - 1e-7) / ratio)
+        highest = min(highest, height)
+        h = min(round(math.sqrt(least / ratio)), highest)
+        h += int(height_draw * (highest - h + 1))
+        w = round(h * ratio)
+        if h * w < least:
+            h += 1
+            w = round(h * ratio)
+        if h * w > most:
+            h -= 1
+            w = round(h * ratio)
+        if least <= h * w <= most and 0 < w <= width and 0 < h <= height:
+            top, left = int(top_draw * (height - h)), int(left_draw * (width - w))
+            return Box(left, top, left + w, top + h)
+    return Box(0, 0, width, height)
+
+
+def random_resized_box(
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    area: tuple[float, float] = (0.05, 1.0),
+    aspect: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Box:
+    """A random rectangle as torchvision's `RandomResizedCrop` draws it.
+
+    The area is uniform, and so is the aspect ratio's logarithm. Ten draws are tried for one that fits;
+    failing these, the largest centred one of a legal aspect ratio is taken.
     """
     for _ in range(10):
         # One call for all four numbers: a call costs more than its numbers.
@@ -126,3 +207,19 @@ def part_box(
     w, h = max(1, round(w * share)), max(1, round(h * share))
     left, top = round(x * (width - w)), round(y * (height - h))
     return Box(left, top, left + w, top + h)
+
+
+def resized_sides(
+    height: int, width: int, kind: str, resize: float, size: int | tuple[int, int]
+) -> tuple[int, int]:
+    """Height and width of the whole image after the resize (`square`, `short_side`) before a crop to `size`.
+
+    Rounded as by torchvision's `Resize`, and where the crop is not square by timm's `ResizeKeepRatio`.
+    """
+    rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
+    if kind == "square":
+        return rows, columns
+    if rows == columns:
+        return max(rows, int(rows * height / width)), max(rows, int(rows * width / height))
+    ratio = min(height / rows, width / columns)
+    return round(height / ratio), round(width / ratio)
