@@ -1,13 +1,22 @@
 """Which rectangle of an image is seen, and at what size."""
 
+import importlib.util
+import json
+from fractions import Fraction
+
+import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from tests.data.malformed import encode, picture
+from tests.data.golden import make_inception
+from tests.data.malformed import encode, exif, picture
+from tests.data.test_decode import difference, jpeg, natural
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.data.preprocess import CROPS, TestCrop, TrainCrop, inception_box, part_box, random_resized_box
+from vit_jax.errors import UserError
 
 sides = st.integers(1, 5000)
 
@@ -18,6 +27,52 @@ def test_random_box_lies_within_the_image(draw, height, width, seed):
     left, top, right, bottom = draw(np.random.default_rng(seed), height, width)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
+
+
+def boxes(draw, height, width, area, aspect, draws=30_000):
+    rng = np.random.default_rng(0)
+    return np.array([draw(rng, height, width, area, aspect) for _ in range(draws)])
+
+
+def farthest(found: np.ndarray, shares: dict, height: int, width: int) -> float:
+    """The largest difference between the shares of rectangles below some values and the shares expected."""
+    values = make_inception.measures(found, height, width)
+    return max(abs((values[name] <= x).mean() - y) for name, pairs in shares.items() for x, y in pairs)
+
+
+@pytest.mark.parametrize("case", make_inception.CASES)
+def test_inception_boxes_are_spread_as_those_of_tensorflows_operator(case):
+    """Of the operator itself where TensorFlow is installed, else of its draws that are stored here."""
+    height, width, *ranges = make_inception.CASES[case]
+    draws = 500 if case == "too wide for any" else 30_000  # Each is tried a hundred times.
+    if importlib.util.find_spec("tensorflow"):
+        drawn = make_inception.draw(height, width, *ranges, draws)
+        expected = make_inception.shares(drawn, height, width)
+    else:
+        expected = json.loads(make_inception.GOLDEN.read_text())[case]
+    assert farthest(boxes(inception_box, height, width, *ranges, draws), expected, height, width) < 0.015
+
+
+def test_small_crops_are_more_frequent_in_inception_than_in_random_resized():
+    photograph = make_inception.CASES["photograph"]
+    expected = json.loads(make_inception.GOLDEN.read_text())["photograph"]
+    for draw, share in ((inception_box, 0.25), (random_resized_box, 0.14)):
+        found = boxes(draw, *photograph)
+        assert (make_inception.measures(found, 375, 500)["area"] < 0.15).mean() == pytest.approx(
+            share, abs=0.01
+        )
+    assert farthest(found, expected, 375, 500) > 0.1  # The other crop would show above.
+
+
+def test_random_resized_boxes_have_a_uniform_area_and_logarithm_of_the_aspect_ratio():
+    """As torchvision documents it; of this part of the area every draw fits."""
+    found = make_inception.measures(
+        boxes(random_resized_box, 1000, 1000, (0.05, 0.5), (3 / 4, 4 / 3)), 1000, 1000
+    )
+    logarithm = np.log(found["aspect"]) / np.log(16 / 9) + 0.5
+    for values in ((found["area"] - 0.05) / 0.45, logarithm, found["left"] / (1000 - found["width"])):
+        quantiles = np.linspace(0.05, 0.95, 19)
+        np.testing.assert_allclose([(values <= x).mean() for x in quantiles], quantiles, atol=0.015)
 
 
 def test_image_too_narrow_for_any_draw_is_seen_whole_or_in_its_middle():
@@ -116,3 +171,178 @@ def test_part_of_height_and_width_is_the_largest_of_its_aspect_ratio(height, wid
     assert abs(box.width - box.height * columns / rows) <= 1 + columns / rows  # Whole pixels.
     left, top, right, bottom = box
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
+
+
+def literal(
+    pixels: np.ndarray, kind: str, resize: int, size: int, resample: Image.Resampling, half="even"
+) -> np.ndarray:
+    """Pillow's resize of the whole image, sides as by torchvision's `Resize`, and a central crop of it."""
+    height, width = pixels.shape[:2]
+    short = min(height, width)
+    rows, columns = (
+        int(resize * side / short) if kind == "short_side" else resize for side in (height, width)
+    )
+    resized = np.asarray(Image.fromarray(pixels).resize((columns, rows), resample))
+    middle = round if half == "even" else int  # torchvision and timm; Transformers.
+    top, left = middle((rows - size) / 2), middle((columns - size) / 2)
+    return resized[top : top + size, left : left + size]
+
+
+PILLOWS = {
+    "bilinear_antialias": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.integers(1, 100),
+    st.integers(0, 60),
+    st.sampled_from(("square", "short_side")),
+    st.sampled_from(sorted(PILLOWS)),
+    st.sampled_from(("even", "down")),
+    st.integers(0, 9),
+)
+def test_exact_test_crop_has_the_very_bits_of_pillows_resize_and_a_central_crop(
+    height, width, size, more, kind, interpolation, half, seed
+):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    crop = TestCrop(size, kind, size + more, "exact", interpolation, half=half)
+    expected = literal(pixels, kind, size + more, size, PILLOWS[interpolation], half)
+    np.testing.assert_array_equal(crop(encode(pixels, "PNG")), expected)
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.9, 224), (0.96, 384), (0.95, 224), (0.875, 96)])
+@pytest.mark.parametrize("kind", ["square", "short_side"])
+def test_share_of_the_crop_is_cut_to_whole_pixels(share, size, kind):
+    """timm resizes to the size over the share, cut off: 224 / 0.9 is 248."""
+    pixels = natural(250, 317)
+    crop = TestCrop(size, kind, size / share, "exact", "bicubic")
+    expected = literal(pixels, kind, int(Fraction(size) / Fraction(str(share))), size, PILLOWS["bicubic"])
+    np.testing.assert_array_equal(crop(pixels), expected)
+
+
+def test_exact_test_crop_of_height_and_width_has_the_bits_of_timms():
+    """Sides by timm's `ResizeKeepRatio`: what fills the crop over its share, rounded."""
+    pixels = natural(210, 333)
+    crop = TestCrop((96, 160), "short_side", 96 / 0.9, "exact", "bicubic")
+    rows, columns = 106, 177  # 96 / 0.9, 160 / 0.9
+    ratio = min(210 / rows, 333 / columns)
+    rows, columns = round(210 / ratio), round(333 / ratio)
+    resized = np.asarray(Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BICUBIC))
+    top, left = round((rows - 96) / 2), round((columns - 160) / 2)
+    np.testing.assert_array_equal(crop(pixels), resized[top : top + 96, left : left + 160])
+
+
+def test_very_long_image_is_resized_in_part_only_and_to_the_same_picture():
+    """All of it would have 51,200 x 512 pixels."""
+    pixels = natural(20, 2000)
+    crop = TestCrop(448, "short_side", 512, "exact", "bicubic")(pixels)
+    whole = literal(pixels, "short_side", 512, 448, Image.Resampling.BICUBIC)
+    assert np.abs(crop.astype(int) - whole).max() <= 2
+    assert TestCrop(8, "short_side", 8, "exact", "bicubic")(np.zeros((1, 3_000_000, 3), np.uint8)).shape == (
+        8,
+        8,
+        3,
+    )
+
+
+@pytest.mark.parametrize("interpolation", [*sorted(PILLOWS), "area"])
+@pytest.mark.parametrize(("shape", "most"), [((150, 200), 0.1), ((480, 640), 1.2)])
+def test_fast_test_crop_is_near_the_exact_one(interpolation, shape, most):
+    """Also where the JPEG is decoded at a half: docs/performance.md."""
+    data = jpeg(natural(*shape), quality=92)
+    fast, exact = (TestCrop(90, "short_side", 100, mode, interpolation)(data) for mode in ("fast", "exact"))
+    assert difference(fast, exact) < most
+
+
+@pytest.mark.parametrize("interpolation", [*sorted(PILLOWS), "area"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_fast_crop_of_a_turned_jpeg_is_upright_in_every_interpolation(interpolation, orientation):
+    data = encode(natural(310, 270), quality=95, exif=exif(orientation))
+    fast, exact = (
+        TestCrop((48, 40), "short_side", 44, mode, interpolation)(data) for mode in ("fast", "exact")
+    )
+    assert difference(fast, exact) < 1.5
+
+
+@pytest.mark.parametrize("interpolation", sorted(PILLOWS))
+def test_train_crop_is_pillows_resize_of_the_rectangle_alone(interpolation):
+    """As torchvision's `RandomResizedCrop`: the filter sees nothing beside the rectangle."""
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
+    crop = TrainCrop(32, "random_resized", interpolation=interpolation, mode="exact")
+    box = random_resized_box(np.random.default_rng(5), 90, 120)
+    part = Image.fromarray(pixels[box.top : box.bottom, box.left : box.right])
+    expected = np.asarray(part.resize((32, 32), PILLOWS[interpolation]))
+    np.testing.assert_array_equal(crop(pixels, np.random.default_rng(5)), expected)
+
+
+@pytest.mark.parametrize("kind", ["square", "short_side"])
+def test_random_part_is_a_place_in_pillows_resized_image(kind):
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8)
+    sides = (40, 40) if kind == "square" else (40, 51)
+    resized = np.asarray(Image.fromarray(pixels).resize(sides[::-1], Image.Resampling.BICUBIC))
+    crop = TrainCrop(38, kind, resize=40, interpolation="bicubic")
+    places = [resized[top : top + 38, left : left + 38] for top in range(3) for left in range(sides[1] - 37)]
+    seen = set()
+    for seed in range(200):
+        found = crop(pixels, np.random.default_rng(seed))
+        seen |= {number for number, place in enumerate(places) if np.array_equal(found, place)}
+    assert seen == set(range(len(places)))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "rows", "columns"),
+    [
+        (100, 130, 33, 41),
+        (64, 48, 16, 24),
+        (20, 30, 47, 71),
+        (20, 90, 40, 31),
+        (90, 20, 31, 40),
+        (32, 32, 32, 32),
+    ],
+)
+def test_area_is_the_mean_of_what_a_pixel_covers(height, width, rows, columns):
+    """Also where one side grows and the other shrinks, where OpenCV's own would take two pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    expected = np.einsum("yi,ijc,xj->yxc", covered(height, rows), pixels, covered(width, columns))
+    crop = TestCrop((rows, columns), "square", min(rows, columns), "exact", "area")
+    np.testing.assert_allclose(crop(pixels), expected, atol=1.01)
+    if rows <= height and columns <= width:
+        opencv = cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_AREA)
+        np.testing.assert_array_equal(crop(pixels), opencv)
+
+
+def covered(before: int, after: int) -> np.ndarray:
+    """What share each of `before` pixels has in each of `after`, `[after, before]`."""
+    edges, pixel = np.arange(after + 1) * before / after, np.arange(before)
+    overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
+    return overlap.clip(0) * after / before
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_only_unsmoothed_bilinear_lets_stripes_through(interpolation):
+    """Stripes finer than the result's pixels are grey when averaged, and a pattern of their own when not."""
+    stripes = np.tile(np.array([0, 255, 255], np.uint8)[np.arange(180) % 3][None, :, None], (180, 1, 3))
+    crop = TestCrop(100, "square", 100, "exact", interpolation)(stripes)[:, 10:-10].astype(int)
+    assert (np.ptp(crop) > 150) == (interpolation == "bilinear")
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("kind", ["inception", "random_resized", "none", "short_side", "square"])
+def test_every_interpolation_has_the_same_picture_in_the_same_place(mode, interpolation, kind):
+    data = encode(picture(600, 800), quality=97)
+    plain, other = (
+        TrainCrop(64, kind, resize=72, mode=mode, interpolation=name)(data, np.random.default_rng(3))
+        for name in ("bilinear", interpolation)
+    )
+    assert difference(plain, other) < 2.5
+
+
+def test_test_crop_that_would_need_padding_is_refused():
+    with pytest.raises(UserError, match="224 pixels cannot be taken of an image resized to 200"):
+        TestCrop(224, "short_side", 200)

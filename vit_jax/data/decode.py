@@ -38,9 +38,9 @@ PILLOW = {
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
 INTERPOLATIONS = ("bilinear", *PILLOW, "area")
-# A JPEG that is averaged is not decoded below this times the size that is asked for: at once the size, the
-# decoder's own averaging shows (docs/performance.md).
-DETAIL = 2
+# A JPEG that is averaged is decoded at so many times the size that is asked for, or more: at once the size
+# the decoder's own averaging shows (docs/performance.md), and `area` takes whole pixels of what was decoded.
+DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 
 cv2.setNumThreads(0)  # Images are small and many: processes share the cores, not threads.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it and refuses above its double.
@@ -246,9 +246,10 @@ class Jpeg:
         """Resizes a rectangle; False if the JPEG is damaged."""
         turn, (height, width) = self._turn, self._stored
         into = np.empty((*(out.shape[1::-1] if turn.swap else out.shape[:2]), 3), np.uint8)
-        shrink = min(8, _shrink(box, (DETAIL * out.shape[0], DETAIL * out.shape[1])))
+        detail = DETAIL[interpolation]
+        shrink = min(8, _shrink(box, (detail * out.shape[0], detail * out.shape[1])))
         place = self._as_stored(box).scaled(1 / shrink)
-        if interpolation == "area":  # OpenCV takes whole pixels.
+        if interpolation == "area":
             place = Box(*map(round, place))
         # The last row and column may be of less than `shrink` pixels.
         outer = _around(

@@ -1,0 +1,85 @@
+"""Writes inception.json: how TensorFlow's `sample_distorted_bounding_box` spreads its rectangles.
+
+    pip install tensorflow && python tests/data/golden/make_inception.py
+
+For each case, and each of the numbers in `measures`, it holds the shares of the operator's draws at or below
+some of their quantiles. Drawn with TensorFlow 2.21.0.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+GOLDEN = Path(__file__).with_name("inception.json")
+DRAWS = 200_000
+ASPECT = (3 / 4, 4 / 3)
+CASES = {  # Height, width, area, aspect ratio.
+    "photograph": (375, 500, (0.05, 1.0), ASPECT),
+    "upright": (500, 375, (0.05, 1.0), ASPECT),
+    "panorama": (100, 1000, (0.05, 1.0), ASPECT),
+    "too wide for most": (50, 300, (0.2, 1.0), ASPECT),
+    "too wide for any": (10, 1000, (0.9, 1.0), ASPECT),
+    "part": (224, 300, (0.3, 0.6), (0.5, 1.5)),
+    "digits": (16, 16, (0.3, 1.0), ASPECT),
+    "tiny": (4, 5, (0.05, 1.0), ASPECT),
+    "three rows": (3, 3, (0.2, 0.7), ASPECT),
+}
+
+
+def measures(boxes: np.ndarray, height: int, width: int) -> dict[str, np.ndarray]:
+    """Numbers by name of rectangles `[n, 4]`: left, top, right, bottom, as `Box`."""
+    left, top, right, bottom = boxes.T
+    w, h = right - left, bottom - top
+    return {
+        "width": w,
+        "height": h,
+        "area": w * h / (height * width),
+        "aspect": w / h,
+        "left": left,
+        "top": top,
+        "beside": width - right,
+        "below": height - bottom,
+    }
+
+
+def shares(boxes: np.ndarray, height: int, width: int) -> dict[str, list[tuple[float, float]]]:
+    """Quantiles of each measure, and the share of the rectangles that are at them or below."""
+    found = {}
+    for name, values in measures(boxes, height, width).items():
+        points = np.unique(np.quantile(values, np.linspace(0.05, 0.95, 10), method="nearest"))
+        # Halfway to the next value, so that the last digits of a quotient decide nothing.
+        points = [(x + min(values[values > x], default=x + 1)) / 2 for x in points]
+        found[name] = [(round(float(x), 6), round(float((values <= x).mean()), 5)) for x in points]
+    return found
+
+
+def draw(height: int, width: int, area, aspect, draws: int = DRAWS) -> np.ndarray:
+    """Rectangles of the operator, `[draws, 4]`."""
+    import tensorflow as tf
+
+    @tf.function
+    def all_of_them():
+        def one(_):
+            begin, size, _ = tf.image.sample_distorted_bounding_box(
+                (height, width, 3),
+                tf.zeros([1, 0, 4]),
+                seed=1,
+                min_object_covered=0.0,
+                aspect_ratio_range=aspect,
+                area_range=area,
+                max_attempts=100,
+                use_image_if_no_bounding_boxes=True,
+            )
+            return tf.concat([begin[1::-1], begin[1::-1] + size[1::-1]], 0)
+
+        return tf.map_fn(one, tf.range(draws), fn_output_signature=tf.int32)
+
+    return all_of_them().numpy()
+
+
+if __name__ == "__main__":
+    golden = {name: shares(draw(*case), *case[:2]) for name, case in CASES.items()}
+    lines = re.sub(r"\n {3,}", " ", json.dumps(golden, indent=1))  # A measure is a line.
+    GOLDEN.write_text(re.sub(r"\n  \]", " ]", lines) + "\n")
