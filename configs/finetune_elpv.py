@@ -36,6 +36,7 @@ def from_scratch(size: int) -> ConfigDict:
     config.epochs = 40.0
     config.data.source = "folder"
     config.data.image_size, config.data.test_resize = size, size
+    config.data.crop = "random_resized"
     config.data.crop_area, config.data.crop_aspect = (0.8, 1.0), (0.9, 1.1)  # A defect may be at the rim.
     config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 100

@@ -15,6 +15,7 @@ def get_config(argument=None):
     config.data.source = "digits"
     config.data.image_size, config.data.test_resize = 16, 16  # Twice the scans' own, for finer crops.
     # A digit must keep its shape and may not be mirrored.
+    config.data.crop = "random_resized"
     config.data.crop_area, config.data.crop_aspect, config.data.flip = (0.6, 1.0), (0.8, 1.25), False
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_steps = 100

@@ -119,6 +119,7 @@ def test_mae_config_holds_the_published_values(model):
     assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (2.4e-3, "cosine", 0.0)
     assert optimizer.warmup_steps == 12_511  # 40 epochs.
     assert (config.model.position, config.data.crop_area) == ("sincos2d", (0.2, 1.0))
+    assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
 
 
 @pytest.mark.parametrize(
@@ -138,3 +139,20 @@ def test_mae_finetune_config_holds_the_published_values(model, row):
     assert (config.batch_size, optimizer.warmup_steps, optimizer.weight_decay) == (1024, 6256, 0.05)
     assert (augment.randaugment, augment.mixup, augment.cutmix, augment.erasing) == ((2, 9.0), 0.8, 1.0, 0.25)
     assert (config.loss.label_smoothing, config.model.pooling) == (0.1, "gap")
+    assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
+
+
+@pytest.mark.parametrize("name", ["vit_b16_i1k", "vit_l16_i21k", "vit_h14_jft", "bit_r50x1_jft"])
+def test_pre_training_crops_and_resizes_as_tensorflow(name):
+    data = load(name).data
+    assert (data.crop, data.crop_area, data.interpolation) == ("inception", (0.05, 1.0), "bilinear")
+
+
+@pytest.mark.parametrize("name", ["augreg_i1k", "augreg_i21k"])
+def test_augreg_crops_and_resizes_as_tensorflow(name):
+    data = load(name, "model=ViT-S/16").data
+    assert (data.crop, data.interpolation) == ("inception", "bilinear")
+
+
+def test_fine_tuning_resizes_as_its_checkpoint():
+    assert load("finetune", "dataset=cifar10").data.interpolation is None

@@ -127,21 +127,32 @@ VALUES = {
     "data.decode": Value("fast", one_of("fast", "exact"), "By rectangles, or whole images by Pillow."),
     "data.crop": Value(
         "inception",
-        one_of("inception", "square", "short_side", "none"),
-        "What training sees of an image; square and short_side are random crops after a resize.",
+        one_of("inception", "random_resized", "square", "short_side", "none"),
+        "What training sees of an image: TensorFlow's random part, torchvision's, one after a resize, all.",
     ),
     "data.crop_area": Value(
         (0.05, 1.0),
         several(number(above=0, most=1), count=2, ascending=True),
-        "Inception crop: share of the image's area.",
+        "Inception and random_resized: share of the image's area.",
     ),
     "data.crop_aspect": Value(
         (3 / 4, 4 / 3),
         several(number(above=0, most=1e3), count=2, ascending=True),
-        "Inception crop: width over height.",
+        "Inception and random_resized: width over height.",
     ),
     "data.crop_resize": Value(
         None, whole(1, 2**15), "Size before the crops square and short_side: 448 for 384."
+    ),
+    "data.interpolation": Value(
+        None,
+        one_of("bilinear", "bilinear_antialias", "bicubic", "lanczos", "area"),
+        "How crops are resized: TensorFlow's bilinear, Pillow's filters, OpenCV's area; None: as the "
+        "checkpoint's were that the run starts from, else bilinear.",
+    ),
+    "data.background": Value(
+        "white",
+        one_of("white", "black", "grey", "none"),
+        "What transparent images are put on; none: the colours under their transparency are seen.",
     ),
     "data.flip": Value(True, flag(), "Mirror half of the training images."),
     "data.test_crop": Value(

@@ -104,6 +104,7 @@ def _pretrain(model: str, dropout: float) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
+    config.data.interpolation = "bilinear"
     config.data.workers, config.data.threads = 8, 4
     config.loss.name = "sigmoid"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
@@ -157,6 +158,7 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     # As BiT: squeezed to 448, of which 384 are seen; a test image is seen whole.
     config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
     config.data.test_crop, config.data.test_resize = "square", size
+    config.data.interpolation = None  # The checkpoint's.
     config.data.workers, config.data.threads = 8, 4
     config.optimizer.update(dict(name="sgd", beta1=0.9, weight_decay=0.0, clip_norm=1.0, schedule="cosine"))
     config.optimizer.warmup_steps = row.warmup
@@ -236,6 +238,7 @@ def _mae(model: str) -> ConfigDict:
     config.data.source, config.data.path = "tfds", "imagenet2012"
     config.data.train_split, config.data.test_split = "train", "validation"
     config.data.image_size, config.data.test_resize = 224, 256
+    config.data.crop, config.data.interpolation = "random_resized", "bicubic"
     config.data.workers, config.data.threads = 8, 4
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.weight_decay, config.optimizer.clip_norm = 0.05, 0.0

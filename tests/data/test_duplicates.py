@@ -1,7 +1,9 @@
 """Fingerprints, the two searches for near-duplicates, and the report of what was removed."""
 
+import base64
 import csv
 import functools
+import io
 import re
 import tracemalloc
 
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from tests.data.malformed import encode
 from vit_jax.data.prepare.duplicates import (
     DISTANCE,
     NO_FINGERPRINT,
@@ -282,6 +286,14 @@ def test_html_needs_no_other_file(tmp_path):
 def test_thumbnails_are_small(tmp_path):
     path = report(tmp_path, rows([0], (jpeg(cv2.resize(scene(0), (2000, 1500)), 95),) * 2))
     assert path.stat().st_size < 60_000
+
+
+def test_thumbnail_of_a_transparent_picture_lies_on_white(tmp_path):
+    """Not on the colours that lie under its transparency, which hide what matched."""
+    data = encode(Image.new("RGBA", (40, 40), (0, 200, 0, 0)), "PNG", "RGBA")
+    text = report(tmp_path, rows([0], (data, data))).read_text()
+    for shown in re.findall(r"base64,([^\"]+)", text):
+        assert np.asarray(Image.open(io.BytesIO(base64.b64decode(shown)))).min() > 250
 
 
 def test_names_are_escaped(tmp_path):

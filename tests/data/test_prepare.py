@@ -308,6 +308,26 @@ def test_near_duplicates_of_test_images_leave_training(tmp_path):
         prepare(tmp_path / "source", tmp_path / "other", deduplicate_against=("no:/set/test",))
 
 
+def test_near_duplicates_are_what_looks_alike_whatever_lies_under_the_transparency(tmp_path):
+    rng = np.random.default_rng(0)
+    disc = Image.fromarray((np.hypot(*(np.mgrid[:64, :64] - 31.5)) < 24).astype(np.uint8) * 255)
+    photo, train, test = (
+        Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).resize((64, 64)) for _ in range(3)
+    )
+    for split, hidden in {"train": train, "test": test}.items():
+        hidden.paste(photo, mask=disc)
+        hidden.putalpha(disc)
+        path = tmp_path / "source" / split / "a" / "0.png"
+        path.parent.mkdir(parents=True)
+        hidden.save(path)
+    hidden.convert("RGB").save(tmp_path / "source" / "train" / "a" / "1.png")  # Only this is another picture.
+    prepare(tmp_path / "source", tmp_path / "whole")
+    options = dict(deduplicate_against=(f"source:{tmp_path / 'whole'}/test",))
+    done = prepare(tmp_path / "source", tmp_path / "out", **options)
+    (line,) = (done.folder / "removed.csv").read_text().splitlines()[1:]
+    assert "/train/a/0.png," in line
+
+
 def test_near_duplicates_are_found_by_a_models_embeddings(tmp_path):
     shades = {"train": (10, 60, 120, 240), "test": (61, 238)}
     for split, chosen in shades.items():

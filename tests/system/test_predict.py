@@ -20,12 +20,15 @@ from vit_jax.data.sources.memory import digits
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Ten test digits in two folders, one file that is no image, and one of another kind."""
+    """Ten test digits in two folders, one of them cut out, a file that is no image, one of another kind."""
     folder = tmp_path_factory.mktemp("images")
     source = digits("test")
     (folder / "more").mkdir()
     for index in range(10):
-        Image.fromarray(source[index].image).save(folder / ("more" if index % 2 else "") / f"{index}.png")
+        image = Image.fromarray(source[index].image)
+        if index == 4:
+            image.putalpha(image.convert("L").point(lambda level: 255 * (level > 60)))
+        image.save(folder / ("more" if index % 2 else "") / f"{index}.png")
     (folder / "broken.jpg").write_bytes(b"not an image")
     (folder / "notes.txt").write_text("not named as an image")
     return folder
@@ -57,7 +60,9 @@ def test_probabilities_are_the_models_own(lines, finished):
     model = vit_jax.load_model(finished, say=str)
     crop = TestCrop(16, "short_side", 16)
     for path, predictions in lines[0].items():
-        image = crop(np.asarray(Image.open(path)))
+        rgba = Image.open(path).convert("RGBA")
+        on_white = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+        image = crop(np.asarray(on_white))
         wanted = np.asarray(jax.nn.softmax(model(image[None].astype(np.float32) / 127.5 - 1)))[0]
         assert [p["class"] for p in predictions] == [
             str(label) for label in np.argsort(-wanted, kind="stable")

@@ -20,7 +20,7 @@ from vit_jax.data import decode
 from vit_jax.data.decode import Box
 from vit_jax.data.order import Order
 from vit_jax.data.pipeline import training_batches
-from vit_jax.data.preprocess import TrainCrop, inception_box
+from vit_jax.data.preprocess import TrainCrop, inception_box, random_resized_box
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 
@@ -51,6 +51,7 @@ def measure(rounds: int = 5, rates: tuple[int, ...] = (1_000, 5_000, 20_000)) ->
         full = figures["full decode"]
         for name, rate in figures.items():
             print(f"{name:34} {rate:7,.0f} images/s  {rate / full:5.2f} of the full decode")
+        print(draws())
         for name in ("tf.data, fused decode and crop", "Pillow"):
             if name in figures:
                 print(f"vit_jax is {figures['vit_jax'] / figures[name]:.2f} times {name}")
@@ -159,13 +160,13 @@ def _serve(way, folder: str, core: int | None, end) -> None:
             end.send(IMAGES / (clock() - started))
 
 
-def _vit_jax(folder: str, turn: int, workers: int = 0, threads: int = 1) -> Iterator:
+def _vit_jax(folder: str, turn: int, workers: int = 0, threads: int = 1, **crop: str) -> Iterator:
     return training_batches(
         open_source("folder", "train", path=folder),
         seed=turn,
         batch_size=BATCH,
         first_step=0,
-        crop=TrainCrop(SIZE),
+        crop=TrainCrop(SIZE, **crop),
         workers=workers,
         threads=threads,
     )
@@ -233,6 +234,10 @@ def _decode_whole(data: bytes, rng: np.random.Generator) -> np.ndarray:
 
 WAYS = {
     "vit_jax": _vit_jax,
+    "vit_jax, random_resized": functools.partial(_vit_jax, kind="random_resized"),
+    "vit_jax, random_resized, bicubic": functools.partial(
+        _vit_jax, kind="random_resized", interpolation="bicubic"
+    ),
     "full decode": _full_decode,
     "tf.data, fused decode and crop": _tf_data,
     "Pillow": _pillow,
@@ -245,6 +250,19 @@ SHARED = {
     "1 worker": functools.partial(_vit_jax, workers=1),
     "2 workers": functools.partial(_vit_jax, workers=2),
 }
+
+
+def draws(count: int = 20_000) -> str:
+    """What the choice of a rectangle costs by itself, and how large the rectangles are."""
+    parts = []
+    for draw in (inception_box, random_resized_box):
+        rng = np.random.default_rng(0)
+        started = time.process_time()
+        boxes = [draw(rng, 375, 500) for _ in range(count)]
+        each = (time.process_time() - started) / count
+        share = sum(box.width * box.height for box in boxes) / count / (375 * 500)
+        parts.append(f"{draw.__name__} {each * 1e6:.1f} us for {share:.1%} of the image on average")
+    return "a rectangle of 500x375 pixels: " + ", ".join(parts)
 
 
 def quality(files: list[Path]) -> str:

@@ -171,8 +171,11 @@ def single_labels(labels: np.ndarray, name: str) -> np.ndarray:
     return labels.max(axis=1)
 
 
-def transfer_crop(image_size: int | tuple[int, int], decode: str = "fast") -> TestCrop:
+def transfer_crop(image_size: int | tuple[int, int], **how: str) -> TestCrop:
     """The few-shot protocol's: both sides to 256, and the central 224; other sizes in the same ratio.
+
+    Args:
+      **how: `mode`, `interpolation` and `background` of the crop.
 
     Raises:
       UserError: the model's images are not square.
@@ -180,4 +183,4 @@ def transfer_crop(image_size: int | tuple[int, int], decode: str = "fast") -> Te
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     if height != width:
         raise UserError(f"the model takes images of {height}x{width} pixels; evaluations need square ones")
-    return TestCrop(height, "square", round(height * 256 / 224), decode)
+    return TestCrop(height, "square", round(height * 256 / 224), **how)

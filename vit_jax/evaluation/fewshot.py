@@ -201,7 +201,12 @@ class FewShot:
             graphdef,
             shardings,
             mesh,
-            transfer_crop(data.image_size, data.decode),
+            transfer_crop(
+                data.image_size,
+                mode=data.decode,
+                interpolation=data.interpolation or "bilinear",
+                background=data.background,
+            ),
             batch_size=config.batch_size,
             workers=data.workers,
             threads=data.threads,

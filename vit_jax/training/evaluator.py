@@ -103,4 +103,11 @@ class Evaluator:
 def test_crop(config: ConfigDict) -> TestCrop:
     """What an evaluation sees of an image."""
     data = config.data
-    return TestCrop(data.image_size, data.test_crop, data.test_resize, data.decode)
+    return TestCrop(
+        data.image_size,
+        data.test_crop,
+        data.test_resize,
+        data.decode,
+        data.interpolation or "bilinear",
+        data.background,
+    )

@@ -284,7 +284,14 @@ def train_crop(config: ConfigDict) -> TrainCrop:
     """What training sees of an image."""
     data = config.data
     return TrainCrop(
-        data.image_size, data.crop, data.crop_area, data.crop_aspect, data.crop_resize or 0, data.decode
+        data.image_size,
+        data.crop,
+        data.crop_area,
+        data.crop_aspect,
+        data.crop_resize or 0,
+        data.decode,
+        data.interpolation or "bilinear",
+        data.background,
     )
 
 

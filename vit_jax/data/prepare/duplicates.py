@@ -21,6 +21,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
+from vit_jax.data.decode import Unreadable, decode
+
 DISTANCE = 8  # Bits: see `find`.
 NO_FINGERPRINT = np.uint64(0)  # Of an image too flat for its bits to mean anything.
 
@@ -243,10 +245,8 @@ def _pair(row: Removed, heading: str) -> str:
 def _thumbnail(encoded: bytes, side: int = 240) -> str:
     """An <img> of an encoded image, no side of it above `side` pixels; an empty box if unreadable."""
     try:
-        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error:
-        pixels = None
-    if pixels is None:
+        pixels = np.ascontiguousarray(decode(encoded)[..., ::-1])  # OpenCV's order.
+    except Unreadable:
         return "<div></div>"
     height, width = pixels.shape[:2]
     scale = side / max(height, width)

@@ -1,0 +1,64 @@
+"""What a run sees of its images, from its config."""
+
+import itertools
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.malformed import encode
+from vit_jax.config import VALUES, base_config, check
+from vit_jax.data.decode import BACKGROUNDS, INTERPOLATIONS
+from vit_jax.data.preprocess import CROPS, TEST_CROPS, random_resized_box
+from vit_jax.training.evaluator import test_crop as evaluation_crop
+from vit_jax.training.loop import train_crop
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), np.uint8)
+
+
+def config(**data):
+    made = base_config()
+    made.steps = 1
+    made.data.update(dict(image_size=32, test_resize=40, crop_resize=40) | data)
+    check(made)
+    return made
+
+
+def test_config_takes_every_crop_interpolation_and_background_and_no_other():
+    for key, known in {
+        "data.crop": CROPS,
+        "data.test_crop": TEST_CROPS,
+        "data.interpolation": INTERPOLATIONS,
+        "data.background": tuple(BACKGROUNDS),
+    }.items():
+        rule = VALUES[key].rule
+        assert all(map(rule.holds, known)) and not rule.holds("nearest")
+        assert rule.words == " or ".join(known)
+
+
+@pytest.mark.parametrize("name", ["bilinear_antialias", "bicubic", "lanczos"])
+def test_training_and_evaluation_resize_as_the_config_says(name):
+    filters = dict(bilinear_antialias="BILINEAR", bicubic="BICUBIC", lanczos="LANCZOS")
+    by_name = Image.Resampling[filters[name]]
+    made = config(interpolation=name, crop="random_resized", test_crop="square")
+    box = random_resized_box(np.random.default_rng(7), *PIXELS.shape[:2])
+    part = Image.fromarray(PIXELS[box.top : box.bottom, box.left : box.right]).resize((32, 32), by_name)
+    np.testing.assert_array_equal(train_crop(made)(PIXELS, np.random.default_rng(7)), part)
+    whole = Image.fromarray(PIXELS).resize((40, 40), by_name).crop((4, 4, 36, 36))
+    np.testing.assert_array_equal(evaluation_crop(made)(PIXELS), whole)
+
+
+def test_without_a_word_a_run_resizes_bilinearly():
+    assert base_config().data.interpolation is None
+    crops = (train_crop(config()), evaluation_crop(config()))
+    assert {crop.interpolation for crop in crops} == {"bilinear"}
+
+
+@pytest.mark.parametrize(("background", "shade"), [("white", 255), ("black", 0), ("grey", 128), ("none", 77)])
+def test_training_and_evaluation_put_transparent_images_on_the_configs_background(background, shade):
+    data = encode(Image.new("RGBA", (50, 50), (77, 77, 77, 0)), "PNG", "RGBA")
+    for interpolation, decode in itertools.product(("bilinear", "bicubic"), ("fast", "exact")):
+        made = config(background=background, interpolation=interpolation, decode=decode)
+        assert np.unique(train_crop(made)(data, np.random.default_rng(0))).tolist() == [shade]
+        assert np.unique(evaluation_crop(made)(data)).tolist() == [shade]
+    assert base_config().data.background == "white"
