@@ -76,7 +76,9 @@ VALUES = {
         None, one_of("none", "token", "heads"), "DeiT's distillation token, and its head."
     ),
     "model.position": Value(
-        None, one_of("1d", "2d", "relative", "sincos2d", "none"), "Kind of position embedding (appendix D.4)."
+        None,
+        one_of("1d", "2d", "relative", "sincos2d", "sincos2d_mae", "none"),
+        "Kind of position embedding (appendix D.4).",
     ),
     "model.position_at": Value(
         None, one_of("stem", "every", "shared"), "Where positions are added: once, or before each layer."

@@ -135,7 +135,8 @@ def position_table(p, kind, special, rows, columns, dim):
             if kind == "2d":
                 patches.append(np.concatenate([p["x"][column], p["y"][row]]))
             else:
-                rates = [10_000 ** (-i / (dim / 4 - 1)) for i in range(dim // 4)]
+                last = dim // 4 - (kind == "sincos2d")
+                rates = [10_000 ** (-i / last) for i in range(dim // 4)]
                 waves = [[f(at * w) for w in rates] for at in (column, row) for f in (np.sin, np.cos)]
                 patches.append(np.concatenate(waves))
     if kind == "2d" and special:
@@ -244,7 +245,7 @@ def vit(
 
     if registers:
         x = np.concatenate([x, params["register_tokens"][0]])
-    if position_at == "stem" and position in ("1d", "2d", "sincos2d"):
+    if position_at == "stem" and position in ("1d", "2d", "sincos2d", "sincos2d_mae"):
         x = x + table(params.get("position_embedding"))
 
     def turn(token, vector):

@@ -9,7 +9,7 @@ ROPE = dict(position="none", rope=True, heads=2)  # Heads of 8: two angles for a
 
 @pytest.mark.parametrize("registers", [0, 2])
 @pytest.mark.parametrize("pooling", ["cls", "gap"])
-@pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d"])
+@pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d", "sincos2d_mae"])
 def test_positions_equal_a_plain_forward_pass(position, pooling, registers):
     assert_vit_equals_reference(position=position, pooling=pooling, registers=registers)
 

@@ -7,16 +7,17 @@ from flax import nnx
 
 from vit_jax.models import initial
 
-POSITIONS = ("1d", "2d", "relative", "sincos2d", "none")
+FIXED = ("sincos2d", "sincos2d_mae")
+POSITIONS = ("1d", "2d", "relative", *FIXED, "none")
 
 
 class PositionEmbedding(nnx.Module):
     """A vector for each special token and patch.
 
     Args:
-      kind: `1d`, a learned table; `2d`, learned halves for column and row; `sincos2d`, fixed.
+      kind: `1d`, a learned table; `2d`, learned halves for column and row; or one of `FIXED`.
       grid: rows and columns of patches.
-      special: tokens before the patches; in `2d` each has a vector of its own, in `sincos2d` zeros.
+      special: tokens before the patches; in `2d` each has a vector of its own, in fixed positions zeros.
     """
 
     def __init__(self, kind: str, grid: tuple[int, int], special: int, dim: int, rngs: nnx.Rngs):
@@ -38,8 +39,8 @@ class PositionEmbedding(nnx.Module):
         if self.kind == "1d":
             return self.table[...]
         rows, columns = self.grid
-        if self.kind == "sincos2d":
-            return jnp.pad(sincos2d(self.grid, self.dim), ((self.special, 0), (0, 0)))[None]
+        if self.kind in FIXED:
+            return jnp.pad(sincos2d(self.grid, self.dim, self.kind), ((self.special, 0), (0, 0)))[None]
         x = jnp.broadcast_to(self.x[...][None], (rows, columns, self.dim // 2))
         y = jnp.broadcast_to(self.y[...][:, None], (rows, columns, self.dim // 2))
         table = jnp.concatenate([x, y], axis=-1).reshape(-1, self.dim)
@@ -48,12 +49,15 @@ class PositionEmbedding(nnx.Module):
         return table[None]
 
 
-def sincos2d(grid: tuple[int, int], dim: int) -> np.ndarray:
+def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
     """Fixed positions `[rows * columns, dim]`: sines and cosines of the column, then of the row.
 
-    As in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022).
+    Args:
+      kind: of `FIXED`. Of its D/4 frequencies, number i is 10,000 to the power -i / (D/4 - 1) in `sincos2d`,
+        as in "Better plain ViT baselines for ImageNet-1k" (Beyer et al., 2022), and to -i / (D/4) in
+        `sincos2d_mae`, as in masked autoencoders (He et al., 2022).
     """
-    frequencies = 10_000.0 ** -np.linspace(0, 1, dim // 4)
+    frequencies = 10_000.0 ** -np.linspace(0, 1, dim // 4, endpoint=kind == "sincos2d")
     y, x = (part.reshape(-1, 1) * frequencies for part in np.indices(grid))
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
 

@@ -19,7 +19,14 @@ from vit_jax.models import initial
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
 from vit_jax.models.layers import REMAT, capturing, named, platform, run_layers
-from vit_jax.models.position import POSITIONS, PositionEmbedding, relative_offsets, rotate, rotation_tables
+from vit_jax.models.position import (
+    FIXED,
+    POSITIONS,
+    PositionEmbedding,
+    relative_offsets,
+    rotate,
+    rotation_tables,
+)
 from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
 
 CHOICES = {
@@ -260,7 +267,8 @@ class ViT(nnx.Module):
       distillation: `token` adds DeiT's distillation token, `heads` a linear head on it too, whose
         logits are averaged with the class token's (Touvron et al., 2021).
       position: `1d` learns a vector for each token, `2d` one for each row and column, `relative` one
-        for each offset between tokens, `sincos2d` is fixed, `none` (appendix D.4).
+        for each offset between tokens, `none` (appendix D.4); `sincos2d` and `sincos2d_mae` are fixed, with
+        the frequencies of big_vision's code and of MAE's.
       position_at: where 1d and 2d are added: at the `stem`, before `every` layer (each with its own),
         or `shared` by all layers.
       rope: turn queries and keys by their row and column (EVA-02; Fang et al., 2023).
@@ -361,7 +369,7 @@ class ViT(nnx.Module):
             )
         if position_at != "stem" and position not in ("1d", "2d"):
             raise UserError(f"model.position_at={position_at!r} is for model.position='1d' and '2d'")
-        if position in ("2d", "sincos2d") and dim % 4:
+        if position in ("2d", *FIXED) and dim % 4:
             raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
         if distillation == "heads" and not num_classes:
             raise UserError("model.distillation='heads' needs classes; without them it is 'token'")
@@ -415,7 +423,7 @@ class ViT(nnx.Module):
         if position_at == "every":
             self.position_embedding = nnx.Dict({f"{layer:02d}": positions() for layer in range(depth)})
         else:
-            self.position_embedding = positions() if position in ("1d", "2d", "sincos2d") else None
+            self.position_embedding = positions() if position in ("1d", "2d", *FIXED) else None
         if registers:
             self.register_tokens = nnx.Param(initial.normal(0.02)(rngs.params(), (1, registers, dim)))
         self.dropout, self.stochastic_depth = dropout, stochastic_depth

@@ -20,10 +20,9 @@ from tests.training.objectives.small import (
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.models.layers import capturing, normalize
-from vit_jax.models.position import sincos2d
 from vit_jax.training.objectives import forward_multiply_adds, make_objective
 
-FIXED = dict(position="sincos2d")
+FIXED = dict(position="sincos2d_mae")
 
 
 def made(options=None, **values):
@@ -109,8 +108,20 @@ def plain(model, objective, images, order) -> np.ndarray:
     rows = np.zeros((1, special + 24, 16), np.float32)
     rows[:] = objective.mask[...]
     rows[:, kept] = x[:, : special + 6]
-    rows[:, special:] += sincos2d((4, 6), 16)
+    rows[:, special:] += published_positions(4, 6, 16)
     return np.asarray(decode(objective, rows))[0, special:][order[6:]]
+
+
+def published_positions(rows: int, columns: int, dim: int) -> np.ndarray:
+    """Fixed positions as the authors' code has them: of frequencies 10,000 ** (-i / (dim / 4))."""
+    rates = [10_000 ** (-i / (dim / 4)) for i in range(dim // 4)]
+    return np.array(
+        [
+            [wave(at * rate) for at in (column, row) for wave in (np.sin, np.cos) for rate in rates]
+            for row in range(rows)
+            for column in range(columns)
+        ]
+    )
 
 
 @jax.jit

@@ -9,7 +9,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models import initial
 from vit_jax.models.layers import named, normalize, run_layers
-from vit_jax.models.position import sincos2d
+from vit_jax.models.position import FIXED, sincos2d
 from vit_jax.models.vit import EncoderBlock
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
 
@@ -18,12 +18,13 @@ class MAE(nnx.Module):
     """Predicts the pixels of hidden patches from the encoder's output for the visible ones.
 
     Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token in place
-    of each hidden one and fixed positions.
+    of each hidden one and fixed positions, by default those of the authors' code.
 
     Args:
       model: the ViT that is trained; its positions are added at the stem.
       ratio: share of the patches that is hidden; the visible ones are rounded down.
       dim, depth, heads: of the decoder; its MLP is 4 dim wide.
+      position: of the decoder: `sincos2d_mae`, or `sincos2d`, as of the `ViT`.
       normalize_targets: predict each patch's pixels less their mean, over their deviation.
 
     Raises:
@@ -41,16 +42,17 @@ class MAE(nnx.Module):
         depth: int,
         heads: int,
         normalize_targets: bool,
+        position: str = "sincos2d_mae",
         rngs: nnx.Rngs,
     ):
-        stem = model.position in ("sincos2d", "1d", "2d") and model.position_at == "stem"
+        stem = model.position in (*FIXED, "1d", "2d") and model.position_at == "stem"
         if not stem or model.rope or model.attention != "full":
             raise UserError(
                 "config.objective.name='mae' leaves patches out: it needs model.attention='full' and "
-                "positions at the stem (model.position='sincos2d', '1d' or '2d', without rope)"
+                "model.position='sincos2d_mae', 'sincos2d', '1d' or '2d' at the stem, without rope"
             )
         self.grid, self.patch = model.grid, model.patch_size
-        self.normalize_targets = normalize_targets
+        self.normalize_targets, self.position = normalize_targets, position
         self.patches = math.prod(model.grid)
         self.visible = math.floor(self.patches * (1 - ratio) + 1e-9)  # 10 (1 - 0.9) is 0.99...
         if not 0 < self.visible < self.patches:
@@ -109,7 +111,7 @@ class MAE(nnx.Module):
         visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)
         x = model.assemble(model.patches(normalize(batch["image"])), rngs, keep=visible)
         x = self.embedding(model.norm(model.encode(x, rngs)))
-        positions = jnp.asarray(sincos2d(self.grid, self.mask.shape[-1]), x.dtype)
+        positions = jnp.asarray(sincos2d(self.grid, self.mask.shape[-1], self.position), x.dtype)
         special = x[:, : model.special]
         seen = x[:, model.special : model.special + self.visible] + positions[visible]
         masks = self.mask[...].astype(x.dtype) + positions[hidden]
