@@ -21,6 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import google, timm, transformers
 from vit_jax.interop.files import (
     Tensor,
+    check_float,
     open_sharded,
     open_tensors,
     whole,
@@ -82,7 +83,7 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
     path = Path(path)
     config, tensors = _open_files(path)
     if path.suffix == ".npz":
-        library, module = "google", google
+        library, module, config = "google", google, google.origin(tensors)
     elif "model_type" in config or any("embeddings.patch_embeddings." in name for name in tensors):
         library, module = "transformers", transformers
         if not config:
@@ -91,6 +92,8 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         library, module = "timm", timm
     try:
         tensors = module.rename(tensors, config)
+        for name, tensor in tensors.items():
+            check_float(path, name, tensor.dtype)
         model, values, assumed = module.arguments(tensors, config, image_size)
         values = complete(model, values)
         layers = values.get("depth", 0) + sum(values["resnet_blocks"] or ())
@@ -331,6 +334,8 @@ def save(
     _, shapes = skeleton(model, values)
     described = module.config(model, values)
     mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
+    if library == "google":
+        mapped = google.numbered(mapped, values)
     tensors = {}
     for entry in mapped:
         tensors |= entry.split(np.asarray(read(entry.path)))

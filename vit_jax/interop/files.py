@@ -47,7 +47,7 @@ class Tensor(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], np.ndarray]  # Float32, of that shape; perhaps a view of the file.
+    read: Callable[[], np.ndarray]  # Float32, of that shape; perhaps a view of the file. Or a UserError.
 
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
@@ -90,11 +90,11 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
             if dtype.hasobject:
                 raise UserError(f"{path} holds Python objects in {name}: {_PICKLE}")
             kind = "bfloat16" if dtype == np.dtype("V2") else dtype.name
-            _check_float(path, name, kind)
             if skip + math.prod(shape) * dtype.itemsize != info.file_size:
                 raise ValueError(f"{name} is not as long as its shape says")
 
-            def read(info=info, skip=skip, shape=shape, dtype=dtype, fortran=fortran):
+            def read(info=info, skip=skip, shape=shape, dtype=dtype, fortran=fortran, name=name, kind=kind):
+                check_float(path, name, kind)
                 array = aligned_empty(shape, dtype)
                 with _damaged(path, info.filename):
                     _read_member(path, info, skip, array.reshape(-1).view(np.uint8))
@@ -148,7 +148,7 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
         header.pop("__metadata__", None)
         for name, said in header.items():
             kind = names.get(said["dtype"], said["dtype"])
-            _check_float(path, name, kind)
+            check_float(path, name, kind)
             begin, end = (start + offset for offset in said["data_offsets"])
             # A view of the file, which costs nothing until something is made of it.
             view = content[begin:end].view(np.dtype(kind)).reshape(said["shape"])
@@ -174,7 +174,8 @@ def open_sharded(index: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _check_float(path: Path, name: str, kind: str) -> None:
+def check_float(path: Path, name: str, kind: str) -> None:
+    """Raises UserError unless a tensor is of a type that float32 holds exactly."""
     if kind not in _FLOATS:
         raise UserError(
             f"{path}: {name} is of type {kind}; read are {', '.join(_FLOATS)}, which float32 holds exactly"

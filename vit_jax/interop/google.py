@@ -1,18 +1,22 @@
 """Google's npz files: ViT and hybrids (google-research/vision_transformer), BiT (big_transfer).
 
 On disk the sub-modules of a block are numbered through, `LayerNorm_0`, `MultiHeadDotProductAttention_1`,
-`LayerNorm_2`, `MlpBlock_3`; group norms have shape `[1, 1, 1, channels]`. Read are also the files of
-big_vision, whose names start with `params/` and are numbered by kind, and whose position table may
-lack the class token's row.
+`LayerNorm_2`, `MlpBlock_3`; group norms have shape `[1, 1, 1, channels]`.
+
+Read are also the files of big_vision, where they are numbered by kind, `MlpBlock_0`. Written so are models
+that it alone has, with fixed positions or attention pooling. A file of its training
+holds the optimizer's state beside the parameters, one of two towers a text model beside the images'.
 """
 
+import functools
+import math
 import re
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.files import Tensor
-from vit_jax.interop.layout import BLOCK, CHANNELS, DENSE_CONV, UNIT, Rule, count_units
+from vit_jax.interop.layout import BLOCK, CHANNELS, DENSE_CONV, UNIT, Entry, Rule, count_units
 from vit_jax.interop.positions import image_size_of
 from vit_jax.models import BiT, ViT
 
@@ -25,6 +29,9 @@ _NUMBERED_BY_KIND = {
     "MlpBlock_0": "MlpBlock_3",
     "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1",
 }
+_POOLING = "MAPHead_0/"
+_POOLING_ATTENTION = _POOLING + "MultiHeadDotProductAttention_0/"
+_POOLING_PARTS = ("probe", "LayerNorm_0", "MlpBlock_0", "MultiHeadDotProductAttention_0")
 
 VIT_RULES = (
     Rule("patch_embedding/(kernel|bias)", "embedding/{0}"),
@@ -37,6 +44,18 @@ VIT_RULES = (
     Rule(BLOCK + "norm2/(scale|bias)", _THEIRS + "LayerNorm_2/{1}"),
     Rule(BLOCK + r"mlp/fc(\d)/(kernel|bias)", _THEIRS + "MlpBlock_3/Dense_{m[1]}/{2}"),
     Rule("norm/(scale|bias)", "Transformer/encoder_norm/{0}"),
+    Rule("attention_pooling/probe", _POOLING + "probe"),
+    Rule("attention_pooling/(query|out)/(kernel|bias)", _POOLING_ATTENTION + "{0}/{1}"),
+    *(
+        Rule(
+            f"attention_pooling/key_value/{part}",
+            tuple(f"{_POOLING_ATTENTION}{name}/{part}" for name in ("key", "value")),
+            axis=axis,
+        )
+        for part, axis in (("kernel", 1), ("bias", 0))
+    ),
+    Rule("attention_pooling/norm/(scale|bias)", _POOLING + "LayerNorm_0/{0}"),
+    Rule(r"attention_pooling/mlp/fc(\d)/(kernel|bias)", _POOLING + "MlpBlock_0/Dense_{m[0]}/{1}"),
     Rule("pre_logits/(kernel|bias)", "pre_logits/{0}"),
     Rule("head/(kernel|bias)", "head/{0}"),
     Rule("resnet/root/kernel", "conv_root/kernel"),
@@ -72,22 +91,68 @@ def rules(model: type, values: dict) -> tuple[Rule, ...]:
     return BIT_RULES if model is BiT else VIT_RULES
 
 
+def origin(tensors: dict[str, Tensor]) -> dict:
+    """What names say of the code that wrote a file, in place of a `config.json`.
+
+    Returns:
+      `prefix`, what stands before the names of the model's own parameters, and `by_kind`, whether big_vision
+      wrote it.
+    """
+    starts = ("params/", "opt/target/")
+    prefix = next((start for start in starts if any(name.startswith(start) for name in tensors)), "")
+    if f"{prefix}img/embedding/kernel" in tensors:
+        prefix += "img/"
+    return dict(prefix=prefix, by_kind=any(re.search("encoderblock.*/MlpBlock_0/", name) for name in tensors))
+
+
 def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
-    """The same tensors under the names that the first files had, whatever code wrote them."""
+    """The model's own parameters under the names that the first files had, whatever code wrote them.
+
+    Raises:
+      UserError: two of them would have one name.
+    """
+    start = config["prefix"]
+    own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
     renamed = {}
-    for name, tensor in tensors.items():
-        name = re.sub("^(opt/target|params)/", "", name)
-        for new, old in _NUMBERED_BY_KIND.items():
-            name = name.replace(f"/{new}/", f"/{old}/")
-        renamed[_POSITIONS if name == "pos_embedding" else name] = tensor
-    table = renamed.get(_POSITIONS)
-    if "cls" in renamed and table is tensors.get("params/pos_embedding", 0):
-        # Added before the class token, which so has none.
-        shape = (1, table.shape[1] + 1, table.shape[2])
-        renamed[_POSITIONS] = Tensor(
-            shape, table.dtype, lambda: np.pad(table.read(), ((0, 0), (1, 0), (0, 0)))
-        )
+    for name, tensor in _one_by_one(own).items():
+        first = name.split("/")[0]
+        if first in _POOLING_PARTS:  # While ViT-G was developed.
+            name = _POOLING + name
+        elif first == "Transformer":
+            for new, old in _NUMBERED_BY_KIND.items():
+                name = name.replace(f"/{new}/", f"/{old}/")
+        if name in ("pos_embedding", "Transformer/pos_embedding"):
+            name, tensor = _POSITIONS, _with_class_token(tensor) if "cls" in own else tensor
+        if name in renamed:
+            raise UserError(f"two arrays are {name} by different names")
+        renamed[name] = tensor
     return renamed
+
+
+def _one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same with each encoder block's tensors apart, which big_vision's scan over blocks stacks."""
+    found = {}
+    for name, tensor in tensors.items():
+        start, stacked, rest = name.partition("Transformer/encoderblock/")
+        if start or not stacked:
+            found[name] = tensor
+            continue
+        read = functools.cache(tensor.read)
+        for layer in range(tensor.shape[0] if tensor.shape else 0):
+            one = functools.partial(lambda read, layer: read()[layer], read, layer)
+            found[f"{_THEIRS.format(layer)}{rest}"] = Tensor(tensor.shape[1:], tensor.dtype, one)
+    return found
+
+
+def _with_class_token(table: Tensor) -> Tensor:
+    """A position table of big_vision's with a row for the class token, of zeros if it has none.
+
+    By big_vision's own rule: the row is there if without it the patches are those of a square.
+    """
+    batch, rows, dim = table.shape
+    if rows and math.isqrt(rows - 1) ** 2 == rows - 1:
+        return table
+    return Tensor((batch, rows + 1, dim), table.dtype, lambda: np.pad(table.read(), ((0, 0), (1, 0), (0, 0))))
 
 
 def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict, str]:
@@ -107,7 +172,10 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
         patch, _, inputs, dim = shapes["embedding/kernel"]
         root = shapes.get("conv_root/kernel")
         query = shapes[_ATTENTION.format(0) + "query/kernel"]
-        depth = sum(name.endswith("MlpBlock_3/Dense_0/bias") for name in shapes)
+        depth = sum(name.endswith("/MlpBlock_3/Dense_0/bias") for name in shapes)
+        pooling = "cls" if "cls" in shapes else "gap"
+        # big_vision has no model without positions; the older code has one, and no fixed positions.
+        position = "sincos2d" if config["by_kind"] else "none"
         values = dict(
             patch_size=patch,
             channels=root[2] if root else inputs,
@@ -118,9 +186,9 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             hidden=shapes[_THEIRS.format(0) + "MlpBlock_3/Dense_0/bias"][0],
             heads=query[1],
             num_classes=shapes.get("head/bias", (0,))[0],
-            pooling="cls" if "cls" in shapes else "gap",
+            pooling="map" if _POOLING + "probe" in shapes else pooling,
             pre_logits="pre_logits/kernel" in shapes,
-            position="1d" if _POSITIONS in shapes else "none",
+            position="1d" if _POSITIONS in shapes else position,
         )
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(
@@ -128,7 +196,13 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             f"unknown shape among {len(shapes)} arrays such as {min(shapes, default='none')!r}"
         ) from error
     rows = shapes[_POSITIONS][1] if _POSITIONS in shapes else None
-    return ViT, values | dict(image_size=image_size_of(values, rows, None, image_size)), ""
+    assumed = []
+    if rows is None:
+        assumed.append(f"position={values['position']}, as there is no table of positions")
+    if config["prefix"].endswith("img/"):
+        assumed.append("the model of images alone, of two")
+    values["image_size"] = image_size_of(values, rows, None, image_size)
+    return ViT, values, ", ".join(assumed)
 
 
 def config(model: type, values: dict) -> None:
@@ -139,3 +213,23 @@ def config(model: type, values: dict) -> None:
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
+    if model is ViT and _by_kind(values) and values["resnet_blocks"] is not None:
+        raise UserError("Google's npz has no hybrid with position='sincos2d' or pooling='map'")
+
+
+def numbered(mapped: list[Entry], values: dict) -> list[Entry]:
+    """Entries to write, under big_vision's names if the model is one that it alone has."""
+    if not _by_kind(values):
+        return mapped
+
+    def rename(name):
+        if name.startswith("Transformer/encoderblock"):
+            for new, old in _NUMBERED_BY_KIND.items():
+                name = name.replace(f"/{old}/", f"/{new}/")
+        return "pos_embedding" if name == _POSITIONS else name
+
+    return [entry._replace(names=tuple(map(rename, entry.names))) for entry in mapped]
+
+
+def _by_kind(values: dict) -> bool:
+    return values.get("position") == "sincos2d" or values.get("pooling") == "map"
