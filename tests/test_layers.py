@@ -9,13 +9,14 @@ PACKAGE = Path(__file__).parents[1] / "vit_jax"
 
 # What each part may import of ours, besides itself and `errors`.
 ALLOWED = {
-    "models": set(),
+    "models": {"arguments"},
     "data": set(),
     "parallel": set(),
     "bounds": set(),
-    "config": {"bounds"},
+    "arguments": {"bounds"},
+    "config": {"bounds", "arguments"},
     "recipes": {"config", "data"},
-    "interop": {"models"},
+    "interop": {"models", "arguments"},
     "evaluation": {"models", "data", "parallel", "config"},
     "training": {"models", "data", "parallel", "config", "interop", "evaluation", "inspection"},
     "load": {"interop", "training"},

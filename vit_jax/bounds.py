@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 
@@ -97,8 +98,8 @@ def either(*rules: Rule) -> Rule:
 
 
 def _is_whole(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+    return isinstance(x, Integral) and not isinstance(x, bool)
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
+    return isinstance(x, Real) and not isinstance(x, bool) and abs(x) <= sys.float_info.max

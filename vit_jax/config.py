@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from vit_jax.arguments import ARGUMENTS
 from vit_jax.bounds import Rule, either, flag, number, one_of, several, text, whole
 from vit_jax.errors import UserError, nearest
 
@@ -58,56 +59,48 @@ VALUES = {
     "model.name": Value(
         "ViT-B/16", text(), "A name of vit_jax.list_models(); empty: the checkpoint's.", optional=True
     ),
-    "model.patch_size": Value(None, whole(1, 2**16), "Side of a patch in pixels."),
-    "model.dim": Value(None, whole(1, 2**20), "Width of a token."),
-    "model.depth": Value(None, whole(1, 10_000), "Number of encoder layers."),
-    "model.hidden": Value(None, whole(1, 2**20), "Width of the MLP."),
-    "model.heads": Value(None, whole(1, 2**16), "Attention heads."),
-    "model.registers": Value(None, whole(0, 2**16), "Learned tokens without a meaning of their own."),
+    "model.patch_size": Value(None, ARGUMENTS["patch_size"], "Side of a patch in pixels."),
+    "model.dim": Value(None, ARGUMENTS["dim"], "Width of a token."),
+    "model.depth": Value(None, ARGUMENTS["depth"], "Number of encoder layers."),
+    "model.hidden": Value(None, ARGUMENTS["hidden"], "Width of the MLP."),
+    "model.heads": Value(None, ARGUMENTS["heads"], "Attention heads."),
+    "model.registers": Value(None, ARGUMENTS["registers"], "Learned tokens without a meaning of their own."),
     "model.resnet_blocks": Value(
-        None, several(whole(1, 10_000)), "Units in each stage of the ResNet, of a hybrid or a BiT."
+        None, ARGUMENTS["resnet_blocks"], "Units in each stage of the ResNet, of a hybrid or a BiT."
     ),
-    "model.resnet_width": Value(None, whole(1, 1024), "Factor on the ResNet's channels."),
+    "model.resnet_width": Value(None, ARGUMENTS["resnet_width"], "Factor on the ResNet's channels."),
     "model.resnet_epsilons": Value(
-        None, one_of("google", "timm"), "Whose small constants in the ResNet's norms."
+        None, ARGUMENTS["resnet_epsilons"], "Whose small constants in the ResNet's norms."
     ),
-    "model.pooling": Value(None, one_of("cls", "gap", "map"), "What the head reads of the tokens."),
-    "model.distillation": Value(
-        None, one_of("none", "token", "heads"), "DeiT's distillation token, and its head."
-    ),
-    "model.position": Value(
-        None,
-        one_of("1d", "2d", "relative", "sincos2d", "sincos2d_mae", "none"),
-        "Kind of position embedding (appendix D.4).",
-    ),
+    "model.pooling": Value(None, ARGUMENTS["pooling"], "What the head reads of the tokens."),
+    "model.distillation": Value(None, ARGUMENTS["distillation"], "DeiT's distillation token, and its head."),
+    "model.position": Value(None, ARGUMENTS["position"], "Kind of position embedding (appendix D.4)."),
     "model.position_at": Value(
-        None, one_of("stem", "every", "shared"), "Where positions are added: once, or before each layer."
+        None, ARGUMENTS["position_at"], "Where positions are added: once, or before each layer."
     ),
-    "model.rope": Value(None, flag(), "Turn queries and keys by their row and column."),
-    "model.rope_grid": Value(None, several(whole(1, 2**16), count=2), "The grid in which rope counts."),
-    "model.attention": Value(
-        None, one_of("full", "axial"), "Between all tokens, or within rows and columns."
+    "model.rope": Value(None, ARGUMENTS["rope"], "Turn queries and keys by their row and column."),
+    "model.rope_grid": Value(None, ARGUMENTS["rope_grid"], "The grid in which rope counts."),
+    "model.attention": Value(None, ARGUMENTS["attention"], "Between all tokens, or within rows and columns."),
+    "model.axial": Value(None, ARGUMENTS["axial"], "Axial attention in a BiT."),
+    "model.mlp": Value(None, ARGUMENTS["mlp"], "Kind of MLP."),
+    "model.gelu": Value(None, ARGUMENTS["gelu"], "The approximation, or the exact GELU."),
+    "model.qk_norm": Value(None, ARGUMENTS["qk_norm"], "Normalise queries and keys."),
+    "model.layer_scale": Value(None, ARGUMENTS["layer_scale"], "Initial value of LayerScale."),
+    "model.pre_logits": Value(None, ARGUMENTS["pre_logits"], "The pre-training head's hidden tanh layer."),
+    "model.dropout": Value(None, ARGUMENTS["dropout"], "Rate after dense layers and position embeddings."),
+    "model.stochastic_depth": Value(
+        None, ARGUMENTS["stochastic_depth"], "Rate of skipped branches in the last layer."
     ),
-    "model.axial": Value(None, flag(), "Axial attention in a BiT."),
-    "model.mlp": Value(None, one_of("gelu", "swiglu"), "Kind of MLP."),
-    "model.gelu": Value(None, one_of("tanh", "erf"), "The approximation, or the exact GELU."),
-    "model.qk_norm": Value(None, flag(), "Normalise queries and keys."),
-    "model.layer_scale": Value(None, number(), "Initial value of LayerScale."),
-    "model.pre_logits": Value(None, flag(), "The pre-training head's hidden tanh layer."),
-    "model.dropout": Value(None, _RATE, "Rate after dense layers and position embeddings."),
-    "model.stochastic_depth": Value(None, _RATE, "Rate of skipped branches in the last layer."),
-    "model.head_bias": Value(None, number(), "Initial value of the head's biases."),
-    "model.norm_epsilon": Value(None, number(above=0, most=1), "Small constant of the layer norms."),
+    "model.head_bias": Value(None, ARGUMENTS["head_bias"], "Initial value of the head's biases."),
+    "model.norm_epsilon": Value(None, ARGUMENTS["norm_epsilon"], "Small constant of the layer norms."),
     "model.remat": Value(
         "none",
-        one_of("none", "dots", "full"),
+        ARGUMENTS["remat"],
         "What the backward pass computes anew to save memory.",
         operational=True,
     ),
-    "model.scan": Value(None, flag(), "Compile one encoder layer for all.", operational=True),
-    "model.dtype": Value(
-        "float32", one_of("float32", "bfloat16"), "Type of the computation; parameters are float32."
-    ),
+    "model.scan": Value(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
+    "model.dtype": Value("float32", ARGUMENTS["dtype"], "Type of the computation; parameters are float32."),
     "data.source": Value(
         "digits", text(r"\w+"), "Kind of data: digits, folder, tfds, vtab, array_record, mixture, synthetic."
     ),
@@ -221,6 +214,9 @@ VALUES = {
     "objective.decoder_dim": Value(512, whole(1, 2**20), "Width of mae's decoder."),
     "objective.decoder_depth": Value(8, whole(1, 10_000), "Layers of mae's decoder."),
     "objective.decoder_heads": Value(16, whole(1, 2**16), "Heads of mae's decoder."),
+    "objective.decoder_position": Value(
+        "sincos2d_mae", one_of("sincos2d", "sincos2d_mae"), "Fixed positions of mae's decoder."
+    ),
     "objective.normalize_targets": Value(True, flag(), "To each patch's mean and deviation."),
     "loss.name": Value(
         "softmax", one_of("softmax", "sigmoid"), "Loss of a classification; sigmoid is summed."

@@ -287,7 +287,7 @@ def test_a_write_that_fails_leaves_nothing(model, tmp_path):
         (dict(image_size=0), "image_size is .* must be pixels above 0"),
         (dict(image_size="96"), "image_size is '96'"),
         (dict(image_size=(64,)), "image_size is"),
-        (dict(num_classes=-1), "num_classes is -1 and must be a whole number, at least 0"),
+        (dict(num_classes=-1), "num_classes is -1 and must be a whole number from 0"),
         (dict(num_classes="10"), "num_classes is '10'"),
         (dict(heads=0), "heads is 0"),
         (dict(dtype="x"), "dtype is 'x'"),

@@ -14,8 +14,8 @@ from reference import (
 )
 
 import vit_jax
+from vit_jax.arguments import ARGUMENTS
 from vit_jax.errors import UserError
-from vit_jax.models.vit import CHOICES
 
 ALL = dict(
     position="2d",
@@ -241,9 +241,12 @@ def test_options_that_do_not_fit_are_named(overrides, message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
 
 
+CHOICES = {name: rule.words.split(" or ") for name, rule in ARGUMENTS.items() if rule.kind is str}
+
+
 @pytest.mark.parametrize("option", CHOICES)
 def test_unknown_value_is_answered_with_the_known(option):
-    with pytest.raises(UserError, match=f"unknown {option} 'sideways'") as error:
+    with pytest.raises(UserError, match=f"{option} is 'sideways' and must be ") as error:
         vit_jax.create_model("ViT-Ti/4", **TINY, **{option: "sideways"})
     assert f"model.{option}" in str(error.value)
     assert all(choice in str(error.value) for choice in CHOICES[option])

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.errors import UserError
+from vit_jax.arguments import check_arguments
+from vit_jax.errors import UserError, nearest
 from vit_jax.interop import google, timm, transformers
 from vit_jax.interop.files import (
     Tensor,
@@ -161,33 +162,21 @@ def complete(model: type, values: dict) -> dict:
     """All arguments of a model but its keys, those not given as their defaults, sizes as pairs.
 
     Raises:
-      UserError: a size that is none.
+      UserError: an argument that the model does not have, or lacks, or that `check_arguments` refuses.
     """
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(model.__init__).parameters.items()
-        if parameter.default is not parameter.empty
-    }
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in (defaults | values).items()}
+    parameters = inspect.signature(model.__init__).parameters.values()
+    known = {parameter.name: parameter.default for parameter in parameters}
+    known = {name: default for name, default in known.items() if name not in ("self", "rngs")}
+    for name in values:
+        if name not in known:
+            raise UserError(f"a {model.__name__} has no argument {name!r}; {nearest(name, known)}")
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in (known | values).items()}
+    for name, value in values.items():
+        if value is inspect.Parameter.empty:
+            raise UserError(f"a {model.__name__} needs the argument {name!r}")
+    check_arguments(values)
     size = values["image_size"]
-    values["image_size"] = size = (size, size) if isinstance(size, int) else size
-    if not (isinstance(size, tuple) and len(size) == 2 and all(_is_int(side, 1) for side in size)):
-        raise UserError(f"image_size is {size!r} and must be pixels above 0, or (height, width)")
-    for name, least in dict.fromkeys(_SIZES, 1).items() | {("num_classes", 0), ("registers", 0)}:
-        if name in values and not _is_int(values[name], least):
-            raise UserError(f"{name} is {values[name]!r} and must be a whole number, at least {least}")
-    if values["dtype"] not in ("float32", "bfloat16"):
-        raise UserError(f"dtype is {values['dtype']!r} and must be float32 or bfloat16")
-    if not all(_is_int(count, 1) for count in values["resnet_blocks"] or ()):
-        raise UserError(f"resnet_blocks is {values['resnet_blocks']!r} and must be units in each stage")
-    return values
-
-
-_SIZES = ("patch_size", "channels", "dim", "depth", "hidden", "heads", "resnet_width")
-
-
-def _is_int(value, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return values | dict(image_size=size if isinstance(size, tuple) else (size, size))
 
 
 def skeleton(model: type, values: dict) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:

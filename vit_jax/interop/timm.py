@@ -6,6 +6,7 @@ A folder with both files is what `timm.create_model("local-dir:FOLDER", pretrain
 import math
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -172,6 +173,8 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given = config.get("model_args") or {}
     _refuse_unread(config, given, shapes)
+    named = _named(config.get("architecture"))
+    _refuse_contradictions(config, given, named, shapes)
     stated = _stated_size(config)
     blocks = _blocks(shapes)
     try:
@@ -203,7 +206,7 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             dim=dim,
             depth=depth,
             hidden=hidden,
-            heads=given.get("num_heads") or _heads(config, shapes, dim, depth),
+            heads=_heads(given, named, shapes, dim, depth),
             num_classes=shapes.get("head.bias", (0,))[0],
             pooling="map" if "attn_pool.latent" in shapes else "cls" if "cls_token" in shapes else "gap",
             distillation=distillation,
@@ -221,7 +224,8 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
         ) from error
     rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
     gelu = dict(erf="exact GELU", tanh="tanh GELU")[values["gelu"]]
-    assumed = "" if config else f"{values['heads']} heads and {gelu}, as there is no config.json"
+    missing = "architecture in its config.json" if config else "config.json"
+    assumed = "" if named.dim else f"{values['heads']} heads and {gelu}, as there is no {missing}"
     return ViT, values | dict(image_size=image_size_of(values, rows, stated, image_size)), assumed
 
 
@@ -244,10 +248,6 @@ _SHOWN = (
 
 def _refuse_unread(config: dict, given: dict, shapes: dict) -> None:
     """Raises UserError for what differs from a ViT or BiT but would load."""
-    architecture = config.get("architecture") or ""
-    for word in ("quickgelu", "clip", "siglip", "rope", "swin"):
-        if word in architecture:
-            raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({word})")
     for name, value in given.items():
         harmless = name in _SHOWN or name.endswith("_rate")
         if not harmless and value not in _ONLY.get(name, (None, False, "")):
@@ -265,15 +265,118 @@ def _blocks(names: Iterable[str]) -> tuple[int, ...]:
     return count_units(names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0)
 
 
-# Where the width of a head is not what the width of the model says.
-_HEADS = {"vit_base_patch16_gap": 16, "vit_giantopt": 16, "test_vit3": 3, "test_vit": 2}
+# Width and heads by the word for a size in timm's names of architectures.
+_WIDTHS = {
+    "tiny": (192, 3),
+    "xsmall": (256, 4),
+    "wee": (256, 4),
+    "little": (320, 5),
+    "small": (384, 6),
+    "medium": (512, 8),
+    "mediumd": (512, 8),
+    "betwixt": (640, 10),
+    "base": (768, 12),
+    "so150m": (896, 14),
+    "large": (1024, 16),
+    "so400m": (1152, 16),
+    "huge": (1280, 16),
+    "giant": (1408, 16),
+    "gigantic": (1664, 16),
+}
+# Words that may follow; of others (clip, siglip, xp, ...) is what computes otherwise.
+_PLAIN = re.compile(
+    r"patch\d+|reg\d+|gap|map|dinov2|tipsv2|plus|distilled|36x1|r|r26|r50|s\d+|p\d+|\d+|in21k"
+)
+_TRUNKS = {("", "16"): (), ("26", "32"): (2, 2, 2, 2), ("50", "16"): (3, 4, 9), ("50", "32"): (3, 4, 6, 3)}
+_TESTS = {"test_vit": 0, "test_vit2": 1}  # Registers.
 
 
-def _heads(config: dict, shapes: dict, dim: int, depth: int) -> int:
-    """By the architecture, the norms of queries, or the size of that width; 64 wide where none says."""
-    for prefix, heads in _HEADS.items():
-        if (config.get("architecture") or "").startswith(prefix):
-            return heads
+class _Named(NamedTuple):
+    """What the name of an architecture says of a model; None where it says nothing."""
+
+    dim: int | None = None
+    heads: int | None = None
+    patch: int | None = None
+    registers: int = 0
+    distilled: bool = False
+    blocks: tuple[int, ...] | None = None  # Units in the stages of a ResNet.
+    width: int = 1  # Factor on its channels.
+
+
+def _named(architecture: str | None) -> _Named:
+    """What a name says, nothing if there is none.
+
+    Raises:
+      UserError: models of this name compute something else than a ViT, hybrid or BiT.
+    """
+    if architecture is None:
+        return _Named()
+    for (blocks, width), name in _BITS.items():
+        if name == architecture:
+            return _Named(blocks=blocks, width=width)
+    if architecture in _TESTS:
+        return _Named(64, 2, 16, _TESTS[architecture])
+    family, *words = architecture.split("_")
+    if family not in ("vit", "deit", "deit3", "flexivit") or not words or words[0] not in _WIDTHS:
+        raise UserError(f"timm's {architecture} is none of the ViTs, hybrids and BiTs that are read")
+    for word in words[1:]:
+        if not _PLAIN.fullmatch(word):
+            raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({word})")
+    text = "_".join(words)
+    (dim, heads), trunk = _WIDTHS[words[0]], re.search(r"_r(\d*)(?=_)", text)
+    if words[0] == "giant" and words[-1] in ("dinov2", "tipsv2"):
+        dim, heads = 1536, 24
+    elif "plus" in words:
+        dim, heads = 896, 14
+    elif text.startswith("base_patch16_gap"):
+        heads = 16
+    patch, registers = (re.search(pattern, text) for pattern in (r"_p(?:atch)?(\d+)", r"_reg(\d+)"))
+    stride = re.search(r"_s(\d+)", text)
+    blocks = _TRUNKS.get((trunk[1], stride and stride[1])) if trunk else None
+    if bool(trunk) != (blocks is not None):
+        raise UserError(f"timm's {architecture} is none of the ViTs, hybrids and BiTs that are read")
+    default = 16 if family == "flexivit" else 1 if trunk else None
+    return _Named(
+        dim,
+        heads,
+        int(patch[1]) if patch else default,
+        int(registers[1]) if registers else 0,
+        "distilled" in words,
+        blocks,
+    )
+
+
+def _refuse_contradictions(config: dict, given: dict, named: _Named, shapes: dict) -> None:
+    """Raises UserError where the tensors cannot be those of the architecture, with the arguments given."""
+    if config.get("architecture") is None:
+        return
+    bit, trunk = "stem.conv.weight" in shapes, any(x.startswith("patch_embed.backbone.") for x in shapes)
+    # By the names of timm's arguments, which may change what an architecture is by default.
+    pairs = {"layers": (named.blocks, _blocks(shapes) if bit or trunk else None)}
+    if bit:
+        pairs["width_factor"] = (named.width, shapes["stem.conv.weight"][0] // 64)
+    elif kernel := shapes.get("patch_embed.proj.weight"):
+        registers = shapes["reg_token"][1] if "reg_token" in shapes else 0
+        pairs["embed_dim"] = (named.dim, kernel[0])
+        pairs["patch_size"] = (named.patch, kernel[-1])
+        pairs["reg_tokens"] = (named.registers, registers)
+        pairs["dist_token"] = (named.distilled, "dist_token" in shapes)
+    for name, (said, found) in pairs.items():
+        said = said if given.get(name) is None else given[name]
+        said = tuple(said) if isinstance(said, list) else said
+        if said != found:
+            raise UserError(
+                f"config.json contradicts the tensors: {config['architecture']!r} has {name} {said!r}, "
+                f"they have {found!r}"
+            )
+
+
+def _heads(given: dict, named: _Named, shapes: dict, dim: int, depth: int) -> int:
+    """As is said, as queries' norms are wide, as the size of that width has, or 64 wide where none says."""
+    if given.get("num_heads") is not None:
+        return given["num_heads"]
+    if named.heads:
+        return named.heads
     if norm := shapes.get("blocks.0.attn.q_norm.weight"):
         return dim // norm[0]
     for size in SIZES.values():

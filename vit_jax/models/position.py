@@ -8,7 +8,6 @@ from flax import nnx
 from vit_jax.models import initial
 
 FIXED = ("sincos2d", "sincos2d_mae")
-POSITIONS = ("1d", "2d", "relative", *FIXED, "none")
 
 
 class PositionEmbedding(nnx.Module):
@@ -60,6 +59,11 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
     frequencies = 10_000.0 ** -np.linspace(0, 1, dim // 4, endpoint=kind == "sincos2d")
     y, x = (part.reshape(-1, 1) * frequencies for part in np.indices(grid))
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
+
+
+def count_offsets(grid: tuple[int, int], special: int, registers: int) -> int:
+    """Rows of the table of relative positions, to which `relative_offsets` points."""
+    return 2 * grid[0] * grid[1] - 1 + (3 if special + registers else 0)
 
 
 def relative_offsets(grid: tuple[int, int], special: int, registers: int) -> np.ndarray:

@@ -6,6 +6,7 @@ Dimensions are named: batch height width channels.
 """
 
 import math
+from numbers import Integral
 from typing import NamedTuple
 
 import jax
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initial
-from vit_jax.models.layers import REMAT, named, run_layers
+from vit_jax.models.layers import named, run_layers
 
 
 class Rules(NamedTuple):
@@ -202,8 +204,6 @@ class ResNet(nnx.Module):
         dtype,
         rngs: nnx.Rngs,
     ):
-        if (preactivation, epsilons) not in RULES:
-            raise UserError(f"unknown epsilons {epsilons!r} (model.resnet_epsilons); there are: google, timm")
         rules = RULES[preactivation, epsilons]
         unit = PreActivationUnit if preactivation else PostActivationUnit
         self.preactivation, self.remat = preactivation, remat
@@ -263,7 +263,8 @@ class BiT(nnx.Module):
       rngs: the key for initialisation.
 
     Raises:
-      UserError: an image that `axial` cannot halve as often as it must.
+      UserError: an argument of another type or out of its bounds; an image that `axial` cannot halve as often
+        as it must.
     """
 
     def __init__(
@@ -281,9 +282,10 @@ class BiT(nnx.Module):
         dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
-        if remat not in REMAT:
-            raise UserError(f"unknown remat {remat!r} (model.remat); there are: {', '.join(REMAT)}")
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        check_arguments(locals())
+        if not resnet_blocks:
+            raise UserError(f"resnet_blocks is {resnet_blocks!r} and must have a stage (model.resnet_blocks)")
+        size = (image_size,) * 2 if isinstance(image_size, Integral) else tuple(image_size)
         stride = 2 ** (1 + len(resnet_blocks))
         if axial and (size[0] % stride or size[1] % stride):
             raise UserError(

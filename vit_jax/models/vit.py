@@ -8,37 +8,28 @@ when a call brings `rngs`, and only then.
 import math
 from collections.abc import Sequence
 from functools import partial
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initial
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
-from vit_jax.models.layers import REMAT, capturing, named, platform, run_layers
+from vit_jax.models.layers import capturing, named, platform, run_layers
 from vit_jax.models.position import (
     FIXED,
-    POSITIONS,
     PositionEmbedding,
+    count_offsets,
     relative_offsets,
     rotate,
     rotation_tables,
 )
 from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
-
-CHOICES = {
-    "pooling": ("cls", "gap", "map"),
-    "distillation": ("none", "token", "heads"),
-    "position": POSITIONS,
-    "position_at": ("stem", "every", "shared"),
-    "attention": ("full", "axial"),
-    "mlp": ("gelu", "swiglu"),
-    "gelu": ("tanh", "erf"),
-    "remat": tuple(REMAT),
-}
 
 CAPTURES = ("attention", "tokens")
 
@@ -291,7 +282,7 @@ class ViT(nnx.Module):
       rngs: the key for initialisation.
 
     Raises:
-      UserError: sizes or options that do not fit one another.
+      UserError: an argument of another type or out of its bounds, or some that do not fit one another.
     """
 
     def __init__(
@@ -330,7 +321,8 @@ class ViT(nnx.Module):
         dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        check_arguments(locals())
+        height, width = (image_size,) * 2 if isinstance(image_size, Integral) else image_size
         stride = patch_size * resnet_stride(resnet_blocks)
         if height % stride or width % stride:
             down = max(stride, height // stride * stride)
@@ -339,25 +331,8 @@ class ViT(nnx.Module):
                 f"{patch} does not divide the image of {height}x{width} pixels; "
                 f"use an image size such as {down} or {down + stride}, or another patch size"
             )
-        for name, rate in dict(dropout=dropout, stochastic_depth=stochastic_depth).items():
-            if not 0 <= rate < 1:
-                raise UserError(f"model.{name} is {rate} and must be from 0 to below 1")
         if dim % heads:
             raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
-        for name, value in dict(
-            pooling=pooling,
-            distillation=distillation,
-            position=position,
-            position_at=position_at,
-            attention=attention,
-            mlp=mlp,
-            gelu=gelu,
-            remat=remat,
-        ).items():
-            if value not in CHOICES[name]:
-                raise UserError(
-                    f"unknown {name} {value!r} (model.{name}); there are: {', '.join(CHOICES[name])}"
-                )
         if distillation != "none" and pooling != "cls":
             raise UserError("model.distillation needs the class token beside its own: model.pooling='cls'")
         if attention == "axial" and (
@@ -430,7 +405,7 @@ class ViT(nnx.Module):
 
         offsets = 0
         if position == "relative":
-            offsets = int(relative_offsets(self.grid, self.special, registers).max()) + 1
+            offsets = count_offsets(self.grid, self.special, registers)
 
         def block(layer):
             values = dict(

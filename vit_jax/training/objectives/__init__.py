@@ -68,6 +68,7 @@ def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs) -> 
         dim=values.decoder_dim,
         depth=values.decoder_depth,
         heads=values.decoder_heads,
+        position=values.decoder_position,
         normalize_targets=values.normalize_targets,
         rngs=rngs,
     )

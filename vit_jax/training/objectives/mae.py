@@ -18,7 +18,7 @@ class MAE(nnx.Module):
     """Predicts the pixels of hidden patches from the encoder's output for the visible ones.
 
     Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token in place
-    of each hidden one and fixed positions, by default those of the authors' code.
+    of each hidden one and fixed positions.
 
     Args:
       model: the ViT that is trained; its positions are added at the stem.
@@ -41,8 +41,8 @@ class MAE(nnx.Module):
         dim: int,
         depth: int,
         heads: int,
+        position: str,
         normalize_targets: bool,
-        position: str = "sincos2d_mae",
         rngs: nnx.Rngs,
     ):
         stem = model.position in (*FIXED, "1d", "2d") and model.position_at == "stem"
