@@ -118,6 +118,9 @@ def try_case(context, folder: Path, key: str, text: str, seconds: float) -> dict
     process = context.Process(target=run_case, args=(arguments(key, text, own / "run"), str(output)))
     process.start()
     process.join(seconds)
+    if process.exitcode is None:  # A long run, 10^9 steps say, stops at a signal.
+        process.terminate()
+        process.join(60)
     code = process.exitcode
     if code is None:
         process.kill()
@@ -135,7 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keys", default="", help="only values whose names begin so")
-    parser.add_argument("--seconds", type=float, default=180, help="after which a case counts as hung")
+    parser.add_argument(
+        "--seconds", type=float, default=180, help="after which a case gets SIGTERM; 60 more, and it hangs"
+    )
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1)), help="cases at once")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
