@@ -79,7 +79,7 @@ def several(
     """
 
     def holds(x):
-        if not isinstance(x, Sequence) or isinstance(x, str) or not all(map(rule.holds, x)):
+        if not isinstance(x, Sequence) or isinstance(x, str | bytes) or not all(map(rule.holds, x)):
             return False
         right_count = len(x) == count if count is not None else len(x) >= least
         in_order = not ascending or list(x) == sorted(x)

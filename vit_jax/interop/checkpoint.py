@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -252,10 +253,11 @@ def fit(
             sources[path] = functools.partial(np.zeros, shape, np.float32)
             done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, zero")
         elif found == shape and (old == new or not _is_table(path)):
-            sources[path] = functools.partial(checkpoint.read, path)
+            sources[path] = functools.partial(read_finite, checkpoint, path)
         elif found and _is_table(path):
             rows = [_special(v) for v in (known, values)]
-            sources[path] = functools.partial(_resized, checkpoint.read, path, old, new, *rows)
+            read = functools.partial(read_finite, checkpoint)
+            sources[path] = functools.partial(_resized, read, path, old, new, *rows)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
         elif found:
             raise UserError(
@@ -265,6 +267,23 @@ def fit(
             raise UserError(f"{checkpoint.place} has no {path} {list(shape)}, which the model asked for has")
     done.dropped.extend(path for path in checkpoint.shapes if path not in shapes)
     return values, sources, done
+
+
+def read_finite(checkpoint: Checkpoint, path: str) -> np.ndarray:
+    """The parameter of a path.
+
+    Raises:
+      UserError: it holds a NaN or an infinity.
+    """
+    values = checkpoint.read(path)
+    library = np if isinstance(values, np.ndarray) else jnp  # What is on a device is looked at there.
+    flat = values.reshape(-1)
+    # The product passes over the values once and keeps nothing; of finite ones it may overflow.
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = library.dot(flat, flat)
+    if not np.isfinite(product) and not library.isfinite(flat).all():
+        raise UserError(f"{checkpoint.place}: {path} holds values that are not finite (NaN or infinity)")
+    return values
 
 
 def _is_table(path: str) -> bool:

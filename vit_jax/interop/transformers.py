@@ -103,9 +103,12 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
         raise UserError(f"a Transformers model of type {kind!r} is not read; there are: bit, deit, vit")
     classes = [name for name in tensors if re.fullmatch(r"(cls_)?classifier(\.1)?\.bias", name)]
     num_classes = tensors[classes[0]].shape[0] if classes else 0
+    _refuse_contradictions(config, kind, num_classes, "distillation_classifier.bias" in tensors)
     try:
         if kind == "bit":
             _require(config, _BIT_ALWAYS)
+            widths = [4 * config["embedding_size"] * 2**stage for stage in range(len(config["depths"]))]
+            _require(config, dict(hidden_sizes=widths))
             values = dict(
                 image_size=image_size or 224,
                 channels=config.get("num_channels", 3),
@@ -141,6 +144,28 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
         return ViT, values, ""
     except KeyError as error:
         raise UserError(f"config.json of a Transformers {kind} lacks {error}") from error
+
+
+def _refuse_contradictions(config: dict, kind: str, num_classes: int, two_heads: bool) -> None:
+    """Raises UserError where a config names another class, or other classes, than the tensors are of."""
+    start = dict(vit="ViT", deit="DeiT", bit="Bit")[kind]
+    classifier = f"{start}ForImageClassification"
+    labels = config.get("id2label")
+    if num_classes:
+        known = [f"{classifier}WithTeacher" if two_heads else classifier]
+    else:
+        known = [f"{start}Model", f"{start}Backbone"] + ([classifier] if labels == {} else [])
+    for name in config.get("architectures") or ():
+        if name not in known:
+            raise UserError(
+                f"config.json contradicts the tensors: they are not of its architecture {name!r}, "
+                f"but of {known[0]}"
+            )
+    if num_classes and labels is not None and len(labels) != num_classes:
+        raise UserError(
+            f"config.json contradicts the tensors: it names {len(labels):,} classes (id2label), but the "
+            f"head has {num_classes:,}"
+        )
 
 
 def _require(config: dict, always: dict) -> None:

@@ -1,0 +1,153 @@
+"""Every ViT, hybrid and BiT of timm either gives its own logits here, or is refused in one line."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import logits_of, random_images
+from test_parity import randomise, torch_logits
+
+import vit_jax
+from vit_jax.errors import UserError
+
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "resnetv2")
+MOST = 30e6  # Parameters; a larger ViT is cut to two layers, a larger ResNet left out.
+
+
+def differs(torch, theirs, folder) -> float:
+    """How far our logits are from theirs, to the largest of theirs; NaN if the model is refused."""
+    try:
+        ours = vit_jax.load_model(folder, say=str)
+    except UserError as error:
+        assert "\n" not in str(error)
+        return np.nan
+    images = random_images(ours, 1)
+    expected = torch_logits(torch, theirs.double(), images.astype(np.float64))
+    return np.abs(logits_of(ours, images) - expected).max() / np.abs(expected).max()
+
+
+def saved(torch, timm, folder, name, **options):
+    theirs = randomise(torch, timm.create_model(name, num_classes=7, **options))
+    timm.models.save_for_hf(theirs, str(folder), safe_serialization=True)
+    return theirs
+
+
+# Their heads are not 64 wide, which only the name says where layers or widths are others than its own.
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("test_vit", {}),
+        ("vit_huge_patch14_224", dict(embed_dim=64, depth=1, img_size=28)),
+        ("vit_so400m_patch14_reg1_tipsv2", dict(embed_dim=64, depth=1, img_size=28)),
+        ("vit_base_patch16_gap_224", dict(embed_dim=64, depth=1, img_size=32)),
+        ("deit3_huge_patch14_224", dict(embed_dim=64, depth=1, img_size=28)),
+    ],
+)
+def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
+    theirs = saved(torch, timm, tmp_path, name, **options)
+    assert differs(torch, theirs, tmp_path) < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("test_vit3", {}, "none of the ViTs"),  # It pools the register too.
+        ("test_vit4", {}, "fc_norm"),
+        ("vit_tiny_patch16_224", dict(depth=1, pool_include_prefix=True), "pool_include_prefix=True"),
+        ("vit_base_patch32_siglip_gap_256", dict(embed_dim=48, depth=1), r"differs from a ViT \(siglip\)"),
+    ],
+)
+def test_model_that_computes_otherwise_is_refused(name, options, words, torch, timm, tmp_path):
+    saved(torch, timm, tmp_path, name, **options)
+    with pytest.raises(UserError, match=words):
+        vit_jax.load_model(tmp_path, say=str)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("vit_small_patch16_224", "'vit_small_patch16_224' has embed_dim 384, they have 64"),
+        ("test_vit2", "'test_vit2' has reg_tokens 1, they have 0"),
+        ("deit_tiny_distilled_patch16_224", "contradicts the tensors"),
+        ("vit_base_r50_s16_224", r"has layers \(3, 4, 9\), they have None"),
+        ("resnetv2_50x1_bit", r"has layers \(3, 4, 6, 3\), they have None"),
+        ("resnet50", "resnet50 is none of the ViTs, hybrids and BiTs"),
+        ("my_vit", "my_vit is none of the ViTs, hybrids and BiTs"),
+    ],
+)
+def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_path):
+    saved(torch, timm, tmp_path, "test_vit")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | dict(architecture=architecture)))
+    with pytest.raises(UserError, match=words):
+        vit_jax.load_model(tmp_path, say=str)
+
+
+@pytest.mark.slow
+def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_path):
+    """Some twenty minutes; prints each model with how far it is off. -s shows it."""
+    wrong, equal, refused = {}, [], []
+    for name in [name for module in MODULES for name in timm.list_models(module=module)]:
+        with torch.device("meta"):
+            whole = timm.create_model(name)
+        options = {}
+        if sum(p.numel() for p in whole.parameters()) > MOST:
+            if not hasattr(whole, "blocks"):
+                print(f"{name}: left out")
+                continue
+            options = dict(depth=2)
+        folder = tmp_path / name
+        off = differs(torch, saved(torch, timm, folder, name, **options), folder)
+        (folder / "model.safetensors").unlink()
+        print(f"{name}: {off:.1e}", flush=True)
+        if np.isnan(off):
+            refused.append(name)
+        elif off < 2e-5:
+            equal.append(name)
+        else:
+            wrong[name] = off
+    print(f"{len(equal)} give their logits, {len(refused)} are refused")
+    assert not wrong
+    assert len(equal) > 60
+
+
+TRANSFORMERS_SMALL = {
+    "ViT": dict(
+        hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64, image_size=32
+    ),
+    "Bit": dict(depths=[1, 1], hidden_sizes=[256, 512]),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("ViT", dict(architectures=["ViTModel"]), "not of its architecture 'ViTModel', but of ViTForImage"),
+        ("ViT", dict(architectures=["DeiTForImageClassification"]), "not of its architecture 'DeiT"),
+        ("ViT", dict(model_type="deit"), "not of its architecture 'ViTForImageClassification'"),
+        ("ViT", dict(model_type="deit", architectures=None), "lacks deit.embeddings"),
+        ("ViT", dict(model_type="bit", architectures=None), "with hidden_act='gelu' is not read"),
+        ("ViT", dict(id2label={"0": "cat"}), r"names 1 classes \(id2label\), but the head has 7"),
+        ("ViT", dict(hidden_size=-48), "dim is -48 and must be"),
+        ("ViT", dict(hidden_size="48"), "dim is '48' and must be"),
+        ("ViT", dict(num_hidden_layers=10**12), "depth is 1000000000000 and must be"),
+        ("ViT", dict(num_attention_heads=0), "heads is 0 and must be"),
+        ("ViT", dict(num_attention_heads=[3]), r"heads is \(3,\) and must be"),
+        ("ViT", dict(layer_norm_eps="1e-12"), "norm_epsilon is '1e-12' and must be a finite number"),
+        ("ViT", dict(layer_norm_eps=float("nan")), "norm_epsilon is nan and must be a finite number"),
+        ("ViT", dict(layer_norm_eps=-1e-6), "norm_epsilon is -1e-06 and must be a finite number"),
+        ("ViT", dict(image_size=[32, 32, 32]), "image_size is"),
+        ("Bit", dict(architectures=["BitModel"]), "not of its architecture 'BitModel'"),
+        ("Bit", dict(hidden_sizes=[64, 128]), r"hidden_sizes=\[64, 128\] is not read"),
+        ("Bit", dict(depths="34"), "resnet_blocks is|not read|config.json"),
+        ("Bit", dict(depths=[1] * 40), "resnet_blocks is|not read"),
+    ],
+)
+def test_config_json_that_is_false_is_refused(kind, changes, words, torch, transformers, tmp_path):
+    config = getattr(transformers, f"{kind}Config")(**TRANSFORMERS_SMALL[kind], num_labels=7)
+    getattr(transformers, f"{kind}ForImageClassification")(config).save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(UserError, match=words) as caught:
+        vit_jax.load_model(tmp_path, say=str)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,64 @@
+"""Each argument of a model is of its type and within its bounds, or one line says what it must be."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax.arguments import ARGUMENTS
+from vit_jax.errors import UserError
+from vit_jax.models import BiT, ViT, abstract, model_factory
+
+SMALL = {
+    "ViT-Ti/16": dict(dim=16, depth=1, hidden=16, heads=2, image_size=32, num_classes=3),
+    "BiT-R50x1": dict(resnet_blocks=(1,), image_size=32, num_classes=3),
+}
+ARGUMENTS_OF = {
+    name: inspect.signature(model.__init__).parameters.keys() - {"self", "rngs"}
+    for name, model in (("ViT-Ti/16", ViT), ("BiT-R50x1", BiT))
+}
+
+
+def test_every_argument_has_a_rule():
+    assert ARGUMENTS_OF["ViT-Ti/16"] | ARGUMENTS_OF["BiT-R50x1"] == ARGUMENTS.keys()
+
+
+HOSTILE = (-1, float("nan"), float("inf"), 10**30, "x", b"x", [], (), {}, (0, 0), (32,), object())
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [(name, argument) for name in SMALL for argument in sorted(ARGUMENTS_OF[name])]
+)
+def test_hostile_value_is_one_line(name, argument):
+    for value in HOSTILE:
+        if argument in ("head_bias", "layer_scale") and value in (-1, 10**30):
+            continue  # They may be any finite number.
+        if argument == "resnet_blocks" and (value == (32,) or (value in ((), []) and "ViT" in name)):
+            continue  # The second is a hybrid's with the root of a ResNet alone.
+        with pytest.raises(UserError) as caught:
+            abstract(model_factory(name, **(SMALL[name] | {argument: value})))
+        assert argument in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(depth=0), "depth is 0 and must be a whole number from 1"),
+        (dict(image_size=0), "image_size is 0 and must be pixels above 0"),
+        (dict(heads=0), "heads is 0 and must be a whole number from 1"),
+        (dict(norm_epsilon="1e-6"), "norm_epsilon is '1e-6' and must be a finite number, above 0"),
+        (dict(dim=16.0), "dim is 16.0 and must be a whole number"),
+        (dict(rope=1), "rope is 1 and must be True or False"),
+        (dict(num_classes=True), "num_classes is True and must be a whole number"),
+    ],
+    ids=str,
+)
+def test_argument_out_of_its_bounds_is_named(changes, words):
+    with pytest.raises(UserError, match=words):
+        vit_jax.create_model("ViT-Ti/16", **(SMALL["ViT-Ti/16"] | changes))
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = vit_jax.create_model("ViT-Ti/16", **(SMALL["ViT-Ti/16"] | dict(num_classes=np.int64(4))))
+    assert model.num_classes == 4
