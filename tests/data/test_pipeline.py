@@ -28,9 +28,18 @@ class WithBroken(InMemory):
         return Example(b"broken", (index,)) if index in (5, 6) else super().__getitem__(index)
 
 
-def with_broken() -> WithBroken:
+class WithVanished(InMemory):
+    """The same, where the files of images 5 and 6 are no longer there."""
+
+    def __getitem__(self, index):
+        if index in (5, 6):
+            raise FileNotFoundError(2, "No such file or directory")
+        return super().__getitem__(index)
+
+
+def with_broken(kind=WithBroken) -> InMemory:
     source = numbered()
-    return WithBroken(source.name, source.images, source.labels, source.class_names)
+    return kind(source.name, source.images, source.labels, source.class_names)
 
 
 def train(
@@ -144,15 +153,17 @@ def test_evaluation_has_equally_many_batches_in_every_process():
     assert sorted(np.concatenate(kept).tolist()) == list(range(SIZE))
 
 
-def test_unreadable_image_is_replaced_by_its_neighbour_in_training():
-    (batch,) = train(with_broken(), count=1, batch_size=SIZE)
+@pytest.mark.parametrize("kind", [WithBroken, WithVanished])
+def test_unreadable_image_is_replaced_by_its_neighbour_in_training(kind):
+    (batch,) = train(with_broken(kind), count=1, batch_size=SIZE)
     seen = batch["labels"][:, 0].tolist()
     assert sorted(seen) == sorted([*(i for i in range(SIZE) if i not in (5, 6)), 7, 7])
     assert sorted(batch["unreadable"][batch["unreadable"] >= 0].tolist()) == [5, 6]
 
 
-def test_unreadable_image_is_masked_in_evaluation():
-    kept = np.concatenate([batch["labels"][batch["mask"], 0] for batch in evaluate(with_broken())])
+@pytest.mark.parametrize("kind", [WithBroken, WithVanished])
+def test_unreadable_image_is_masked_in_evaluation(kind):
+    kept = np.concatenate([batch["labels"][batch["mask"], 0] for batch in evaluate(with_broken(kind))])
     assert kept.tolist() == [i for i in range(SIZE) if i not in (5, 6)]
 
 

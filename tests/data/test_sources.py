@@ -1,6 +1,8 @@
 """Where images come from: digits, folders and real TFDS data sets prepared here."""
 
 import io
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -91,11 +93,21 @@ def test_subset_is_the_images_asked_for_in_their_order():
 
 
 def test_label_table_is_the_labels_of_all_images_and_tells_how_far_it_is():
-    source, told = open_source("digits", "train"), []
-    table = source.label_table(told.append)
-    assert table.dtype == np.int32
-    assert table.tolist() == [list(source[index].labels) for index in range(len(source))]
-    assert told == [256, 512, 768, 1024, 1280, 1437]
+    class Unknown(Source):
+        class_names = ("a", "b", "c")
+
+        def __len__(self):
+            return 600
+
+        def __getitem__(self, index):
+            return Example(b"", (index * index % 3,))
+
+    for source, expected in ((Unknown(), [256, 512, 600]), (open_source("digits", "train"), [1437])):
+        told = []
+        table = source.label_table(told.append)
+        assert table.dtype == np.int32
+        assert table.tolist() == [list(source[index].labels) for index in range(len(source))]
+        assert told == expected
 
 
 def test_test_split_shares_the_numbers_of_training(folder):
@@ -349,6 +361,27 @@ def test_array_record_files_are_read_without_their_description(prepared):
     assert [source[i] for i in range(20)] == [same[i] for i in range(20)]
 
 
+def test_tfds_slices_are_cut_again(prepared):
+    def shades(split: str) -> list[int]:
+        source = open_source("tfds", split, path=f"one_label:{prepared}")
+        return [np.asarray(Image.open(io.BytesIO(source[i].image)))[0, 0, 0] for i in range(len(source))]
+
+    assert shades("train[:80%][75%:]") == shades("train")[12:16]
+    assert shades("train[10:][:2]+test[:1]") == shades("train")[10:12] + shades("test")[:1]
+
+
+def test_array_record_slices_are_samples_of_files_that_are_sorted(prepared):
+    pattern = prepared / "one_label" / "1.0.0" / "*.array_record*"
+    whole, *parts = (
+        open_source("array_record", split, path=str(pattern), num_classes=3)
+        for split in ("all", "all[:50%]", "all[50%:]")
+    )
+    places = [[int(part.describe(i).split()[-1]) for i in range(len(part))] for part in parts]
+    assert len(whole) == 26 and sorted(places[0] + places[1]) == list(range(26))
+    assert places[0] != sorted(places[0]) and min(len({place // 9 for place in half}) for half in places) == 3
+    assert parts[0][0] == whole[places[0][0]]
+
+
 def test_label_outside_the_classes_is_named(prepared):
     pattern = prepared / "one_label" / "1.0.0" / "*-train.array_record*"
     source = open_source("array_record", "all", path=str(pattern), num_classes=2)
@@ -443,3 +476,68 @@ def test_images_without_classes_are_no_labelled_folder(unlabelled):
     (unlabelled / "test" / "a.png").write_bytes(b"image")
     with pytest.raises(UserError, match="must hold a folder per class.* of the 1 images there none is"):
         open_source("folder", "test", path=str(unlabelled))
+
+
+def test_links_that_lead_in_circles_are_followed_once(folder):
+    train = folder / "train"
+    whole = len(open_source("folder", "train", path=str(folder)))
+    for name, target in {"ant/up": "..", "ant/again": "..", "cat/itself": ".", "fox/loop": "loop"}.items():
+        (train / name).symlink_to(target)
+    for labels in (True, False):
+        source = open_source("folder", "train", path=str(folder), labels=labels)
+        assert len(source) == whole
+        assert not [i for i in range(whole) if "/up/" in source.describe(i) or "again" in source.describe(i)]
+
+
+def test_two_classes_may_be_links_to_one_folder(folder, tmp_path_factory):
+    linked = tmp_path_factory.mktemp("linked")
+    (linked / "train").mkdir()
+    for name in ("one", "two"):
+        (linked / "train" / name).symlink_to(folder / "train" / "ant")
+    assert (
+        open_source("folder", "train", path=str(linked)).label_table().ravel().tolist() == [0] * 4 + [1] * 4
+    )
+
+
+def test_folder_that_links_lead_to_is_named_by_its_own_path(tmp_path):
+    (tmp_path / "train" / "a" / "z").mkdir(parents=True)
+    (tmp_path / "train" / "a" / "z" / "1.jpg").touch()
+    (tmp_path / "train" / "a" / "b").symlink_to("z")
+    source = open_source("folder", "train", path=str(tmp_path))
+    assert [source.describe(i) for i in range(len(source))] == [f"{tmp_path}/train/a/z/1.jpg"]
+
+
+def no_regular_files(folder: Path) -> list[Path]:
+    """What is called an image and is none: a link to nothing, one to itself, a pipe, a socket, a device."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("nothing.jpg", "loop.jpg", "pipe.jpg", "socket.jpg", "device.jpg")
+    nothing, loop, pipe, listening, device = (folder / name for name in names)
+    nothing.symlink_to("nowhere")
+    loop.symlink_to("loop.jpg")
+    os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(os.path.relpath(listening))
+    device.symlink_to("/dev/zero")
+    return [nothing, loop, pipe, listening, device]
+
+
+def test_what_is_no_regular_file_cannot_be_read(folder):
+    bad = no_regular_files(folder / "train" / "cat")
+    source = open_source("folder", "train", path=str(folder))
+    named = {source.describe(index): index for index in range(len(source))}
+    for path in bad:
+        with pytest.raises(OSError):
+            source[named[str(path)]]
+
+
+def test_folder_that_vanishes_while_it_is_listed_is_named(folder, monkeypatch):
+    scandir = os.scandir
+
+    def vanishing(where):
+        if str(where).endswith("deep"):
+            raise FileNotFoundError(2, "No such file or directory", where)
+        return scandir(where)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    with pytest.raises(UserError, match="cannot list .*deep: No such file or directory"):
+        open_source("folder", "train", path=str(folder))

@@ -112,7 +112,14 @@ def test_folder_of_synsets_is_read_too(folder, real):
     for index in (0, 1, 999):
         n = index + 1
         assert source[index].labels == (index, *((n + i) % 1000 for i in range(n % 3)))
-    assert open_imagenet("folder", str(folder), "val[998:]")[1].labels == (999,)
+
+
+def test_slices_of_a_folder_of_synsets_share_its_images_fairly(folder, real):
+    parts = [open_imagenet("folder", str(folder), split) for split in ("val[:90%]", "val[90%:]")]
+    held_out = parts[1].label_table()[:, 0]
+    assert (len(parts[0]), len(held_out)) == (900, 100)
+    assert sorted([*parts[0].label_table()[:, 0], *held_out]) == list(range(1000))
+    assert 25 < np.mean(np.sort(held_out) < 500) * 100 < 75
 
 
 def test_image_without_a_number_is_named(folder, real):

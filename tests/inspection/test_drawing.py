@@ -68,4 +68,4 @@ def test_transparent_picture_is_seen_on_white(tmp_path):
 
 def test_no_more_images_are_read_than_asked_for(files, capsys):
     assert read_images(files, (8, 8), 2)[1].shape == (2, 8, 8, 3)
-    assert "the first 2 of 3 images are shown" in capsys.readouterr().out
+    assert "2 of 3 images are shown" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Example, Source
-from vit_jax.data.sources.folder import IMAGE_SUFFIXES
+from vit_jax.data.sources.folder import IMAGE_SUFFIXES, read_file, walk
 from vit_jax.errors import UserError
 
 
@@ -26,19 +26,14 @@ def find_images(arguments: Sequence[str]) -> list[tuple[str, bytes | None]]:
         if argument == "-":
             found += _standard_input()
         elif os.path.isdir(argument):
-            inside = sorted(
-                os.path.join(folder, name)
-                for folder, _, names in os.walk(argument)
-                for name in names
-                if name.lower().endswith(IMAGE_SUFFIXES)
-            )
+            inside = sorted(path for path in walk(argument) if path.lower().endswith(IMAGE_SUFFIXES))
             if not inside:
                 raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}")
             found += [(path, None) for path in inside]
         elif os.path.exists(argument):
             found.append((argument, None))
         elif matching := [
-            path for path in sorted(glob.glob(argument, recursive=True)) if os.path.isfile(path)
+            path for path in sorted(glob.glob(argument, recursive=True)) if not os.path.isdir(path)
         ]:
             found += [(path, None) for path in matching]
         else:
@@ -59,7 +54,7 @@ def _standard_input() -> list[tuple[str, bytes | None]]:
 
 
 class ImageFiles(Source):
-    """The images without labels; one that cannot be opened counts as unreadable."""
+    """The images without labels."""
 
     class_names = ()
 
@@ -71,30 +66,27 @@ class ImageFiles(Source):
 
     def __getitem__(self, index):
         path, content = self._found[index]
-        try:
-            return Example(Path(path).read_bytes() if content is None else content, ())
-        except OSError:
-            return Example(b"", ())
+        return Example(read_file(path) if content is None else content, ())
 
     def describe(self, index):
         return self._found[index][0]
 
 
 def read_images(source: Source, size: tuple[int, int], most: int) -> tuple[list[str], np.ndarray]:
-    """Names and pixels of the first readable images: the largest centred part of the model's aspect ratio,
-    uint8 `[images, height, width, 3]`.
+    """Names and pixels of readable images, a fair sample: the largest centred part of the model's aspect
+    ratio, uint8 `[images, height, width, 3]`.
 
     Raises:
       UserError: none is readable.
     """
     crop, names, images = TestCrop(size, "short_side", min(size)), [], []
-    for index in range(len(source)):
+    for index in map(int, source.fair_order()):
         if len(images) == most:
-            print(f"note: the first {most} of {len(source)} images are shown (--most)")
+            print(f"note: {most} of {len(source)} images are shown (--most)")
             break
         try:
             images.append(crop(source[index].image))
-        except Unreadable:
+        except (Unreadable, OSError):
             print(f"unreadable image skipped: {source.describe(index)}")
             continue
         names.append(Path(source.describe(index)).name)

@@ -68,10 +68,10 @@ def training_batches(
     def load_image(rng: np.random.Generator, index: int, batch: Batch, row: int) -> None:
         for candidate in range(index, index + MAX_REPLACEMENTS):
             candidate %= len(source)
-            example = source[candidate]
             try:
+                example = source[candidate]
                 pixels = crop(example.image, rng, batch["image"][row])
-            except Unreadable:
+            except (Unreadable, OSError):
                 if candidate == index:
                     batch["unreadable"][row] = index
                 continue
@@ -124,10 +124,10 @@ def evaluation_batches(
         for row, index in enumerate(indices):
             if index >= len(source):
                 break
-            example = source[index]
             try:
+                example = source[index]
                 crop(example.image, batch["image"][row])
-            except Unreadable:
+            except (Unreadable, OSError):
                 batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels

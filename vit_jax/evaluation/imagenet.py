@@ -18,9 +18,10 @@ from etils import epath
 
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources.base import Example, Source, split_range
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.records import Records, image_and_labels, tfds_builder, tfds_feature, tfds_split
+from vit_jax.data.sources.slices import chosen as chosen_images
 from vit_jax.errors import UserError
 
 CLASSES = 1000
@@ -123,7 +124,7 @@ def open_imagenet(kind: str, path: str, split: str, real: Sequence[Classes] | No
         return Records(f"{builder.info.full_name} {split}", tfds_split(builder, split), read, names, most)
     folder = Folder.scan(path, split.split("[")[0])
     check_classes(folder.class_names, path)
-    chosen = tuple(split_range(split, len(folder)))
+    chosen = tuple(map(int, chosen_images(folder, split)))
     labels = tuple((folder.labels[i], *_real_classes(PurePath(folder.files[i]).name, real)) for i in chosen)
     return Relabelled(folder, chosen, labels, folder.class_names, most)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from vit_jax.config import is_supervised
-from vit_jax.data.sources.base import split_range
+from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.card import training_flops
 from vit_jax.planning.compile import Slice
@@ -72,7 +72,7 @@ def data_set(config: ConfigDict, images: int | None) -> tuple[int, int]:
     if classes is None:
         raise UserError(f"how many classes {shown!r} has is not known; give --config.data.num_classes=N")
     if images is None:
-        images = whole if name == "digits" else len(split_range(config.data.train_split, whole))
+        images = len(split_range(config.data.train_split, whole))
     return images, classes
 
 

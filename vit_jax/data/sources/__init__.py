@@ -6,11 +6,12 @@ Sources are read by many threads and sent to worker processes, so they hold no o
 
 from collections.abc import Sequence
 
-from vit_jax.data.sources.base import Source, of_classes, sliced
+from vit_jax.data.sources.base import Source, of_classes
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.memory import Synthetic, digits
 from vit_jax.data.sources.mixture import Mixture
 from vit_jax.data.sources.records import array_records, tfds_records
+from vit_jax.data.sources.slices import sliced
 from vit_jax.errors import UserError, nearest
 
 KINDS = ("digits", "folder", "tfds", "vtab", "array_record", "synthetic", "mixture")
@@ -34,7 +35,8 @@ def open_source(
 
     Args:
       kind: one of `KINDS`.
-      split: its name, with TFDS's slices: `train`, `train[:90%]`, `test[100:]`.
+      split: its name, with TFDS's slices: `train`, `train[:90%]`, `test[100:]`, `all[:80%][:90%]`. A slice is
+        a fair sample, whatever the order of the images; the whole comes in that order.
       path: of `folder`, where it is (also `gs://`, `s3://`); of `tfds`, `name` or `name:data_dir` of a
         prepared data set or the folder that holds its files; of `vtab`, `task` or `task:data_dir`; of
         `array_record`, a pattern of files.
@@ -68,7 +70,7 @@ def open_source(
     if kind == "array_record":
         return sliced(array_records(path, label_key, num_classes), split)
     if kind == "synthetic":
-        return Synthetic(image_size, num_classes or 10)
+        return sliced(Synthetic(image_size, num_classes or 10), split)
     if kind == "mixture":
         opened = []
         for part in parts:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -25,18 +24,35 @@ class Source:
     class_names: tuple[str, ...]
     max_labels: int = 1
     weights: tuple[float, ...] | None = None  # Shares of the parts of a mixture.
-    empty_classes: tuple[str, ...] = ()  # Known to have no image in this split.
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Examples of each part; their sum is the length."""
         return (len(self),)
 
+    @property
+    def empty_classes(self) -> tuple[str, ...]:
+        """Classes that are known to have no image here; none where labels are not known without reading."""
+        table = self.known_labels()
+        if table is None:
+            return ()
+        present = set(np.unique(table).tolist())
+        return tuple(name for label, name in enumerate(self.class_names) if label not in present)
+
     def __getitem__(self, index: int) -> Example:
+        """Raises OSError where an image's file cannot be read."""
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
         raise NotImplementedError
+
+    def fair_order(self) -> Sequence[int] | np.ndarray:
+        """Indices in an order of which every part is a sample of the whole: slices are cut out of it."""
+        return range(len(self))
+
+    def known_labels(self) -> np.ndarray | None:
+        """The `label_table`, where labels are known without reading the images."""
+        return None
 
     def labels_of(self, index: int) -> tuple[int, ...]:
         """The class indices of an example, without its image where the source can do that."""
@@ -48,6 +64,9 @@ class Source:
         Args:
           told: is called now and then with how many have been read.
         """
+        if (known := self.known_labels()) is not None:
+            told(len(self))
+            return known
         table = np.full((len(self), self.max_labels), -1, np.int32)
         starts = range(0, len(self), 256)
 
@@ -111,6 +130,10 @@ class Subset(Source):
     def labels_of(self, index):
         return self.source.labels_of(int(self.indices[index]))
 
+    def known_labels(self):
+        known = self.source.known_labels()
+        return None if known is None else known[np.asarray(self.indices)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Renumbered(Source):
@@ -119,6 +142,7 @@ class Renumbered(Source):
     source: Source
     class_names: tuple[str, ...]
     number: dict[int, int]  # New by old; classes that are not in it are left out.
+    empty_classes: tuple[str, ...] = ()
 
     @property
     def max_labels(self):
@@ -154,38 +178,9 @@ def of_classes(source: Source, names: Sequence[str]) -> Renumbered:
         if name not in source.class_names:
             raise UserError(f"there is no class {name!r} (data.classes); {nearest(name, source.class_names)}")
     number = {source.class_names.index(name): new for new, name in enumerate(names)}
-    indices = np.flatnonzero(np.isin(source.label_table(), list(number)).any(axis=1))
+    table = source.label_table()
+    indices = np.flatnonzero(np.isin(table, list(number)).any(axis=1))
     if not len(indices):
         raise UserError(f"no image is of the classes {', '.join(names)} (data.classes)")
-    return Renumbered(Subset(source, indices), names, number)
-
-
-def split_range(split: str, images: int) -> range:
-    """Which of the images of a split `name[from:to]` means, with TFDS's percentages and rounding.
-
-    Raises:
-      UserError: it is not written so, or is empty.
-    """
-    if "[" not in split:
-        return range(images)
-    parsed = re.fullmatch(r"(\w+)\[(-?\d+%?)?:(-?\d+%?)?\]", split)
-    if parsed is None:
-        name = split.split("[")[0]
-        raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
-
-    def boundary(text: str | None, default: int) -> int:
-        if text is None:
-            return default
-        index = round(int(text[:-1]) / 100 * images) if text.endswith("%") else int(text)
-        return min(max(index + images if index < 0 else index, 0), images)
-
-    start, stop = boundary(parsed[2], 0), boundary(parsed[3], images)
-    if start >= stop:
-        raise UserError(f"the split {split!r} of {images} images is empty")
-    return range(start, stop)
-
-
-def sliced(source: Source, split: str) -> Source:
-    """The part of `source` that `name[from:to]` means."""
-    chosen = split_range(split, len(source))
-    return source if len(chosen) == len(source) else Subset(source, chosen)
+    empty = tuple(names[new] for old, new in number.items() if not (table == old).any())
+    return Renumbered(Subset(source, indices), names, number, empty)

@@ -1,12 +1,16 @@
 """Image files in folders, on disks and in buckets."""
 
 import dataclasses
+import errno
 import os
 import re
+import stat
+from collections.abc import Iterator
 
 import numpy as np
 
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.slices import stratified
 from vit_jax.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -17,8 +21,10 @@ class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
     Without labels they may be anywhere below that. What is in folders that begin with a dot is left out.
+    They come in the order of their paths; slices have their share of each class, or each of the folders.
     """
 
+    root: str  # Where the paths of `files` begin to differ between two copies of the folder.
     files: tuple[str, ...]
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
@@ -28,12 +34,12 @@ class Folder(Source):
     def scan(
         cls, root: str, split: str, class_names: tuple[str, ...] | None = None, labels: bool = True
     ) -> "Folder":
-        """Lists the files; those of `all` come in a fixed random order, fit for slicing.
+        """Lists the files.
 
         Args:
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
         """
-        where = root if split == "all" else f"{root.rstrip('/')}/{split}"
+        where = (root if split == "all" else f"{root.rstrip('/')}/{split}").rstrip("/") or "/"
         files, folders = _list(where)
         if not files and not folders:
             siblings = _list(root)[1]
@@ -59,24 +65,15 @@ class Folder(Source):
                 f"no images in {where}: it must hold {a_class}"
                 f"{', '.join(s[1:] for s in IMAGE_SUFFIXES)} files{more}"
             )
-        found.sort()
-        if split == "all":
-            found = [found[i] for i in np.random.default_rng(0).permutation(len(found))]
-        labels, names = zip(*found, strict=True)
-        return cls(tuple(f"{where.rstrip('/')}/{name}" for name in names), labels, classes)
-
-    @property
-    def empty_classes(self) -> tuple[str, ...]:
-        """Classes without an image."""
-        return tuple(
-            self.class_names[label] for label in sorted(set(range(len(self.class_names))) - {*self.labels})
-        )
+        labels, names = zip(*sorted(found), strict=True)
+        root = where if where.endswith("/") else f"{where}/"
+        return cls(root, tuple(f"{root}{name}" for name in names), labels, classes)
 
     def __len__(self):
         return len(self.files)
 
     def __getitem__(self, index):
-        return Example(_read(self.files[index]), self.labels_of(index))
+        return Example(read_file(self.files[index]), self.labels_of(index))
 
     def describe(self, index):
         return self.files[index]
@@ -84,22 +81,107 @@ class Folder(Source):
     def labels_of(self, index):
         return (int(self.labels[index]),) if self.class_names else ()
 
+    def known_labels(self):
+        return np.array(self.labels, np.int32)[:, None]
+
+    def fair_order(self):
+        names = [file[len(self.root) :] for file in self.files]
+        if self.class_names:
+            return stratified(self.labels, names)
+        return stratified([name.split("/")[0] if "/" in name else "" for name in names], names)
+
+
+def read_file(file: str) -> bytes:
+    """A file's content, local or at a URL that fsspec reads.
+
+    Raises:
+      OSError: it is not there, is no regular file, or cannot be read.
+    """
+    if "://" in file:
+        return _read_remote(file)
+    # A third of the time that pathlib takes. Without waiting, should it be a pipe that nobody writes.
+    opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", file)
+        return os.read(opened, status.st_size)
+    finally:
+        os.close(opened)
+
+
+def walk(where: str, above: str | None = None) -> Iterator[str]:
+    """The paths of all below a folder that is no folder itself; links to folders are followed.
+
+    Each folder is visited once, by its own path rather than by a link, however many links lead to it.
+
+    Args:
+      above: another folder that is not entered again.
+
+    Raises:
+      UserError: a folder cannot be read.
+    """
+    entered = {_identity(above)} if above else set()
+    links = [where]
+    while links:
+        waiting, links = sorted(links, reverse=True), []
+        while waiting:
+            folder = waiting.pop()
+            if (same := _identity(folder)) in entered:
+                continue
+            entered.add(same)
+            for entry in _entries(folder):
+                if not _is_folder(entry):
+                    yield entry.path
+                else:
+                    (links if entry.is_symlink() else waiting).append(entry.path)
+
+
+def folders_in(where: str) -> list[str]:
+    """Paths of the folders in a folder, and of links to such, sorted.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    return sorted(entry.path for entry in _entries(where) if _is_folder(entry))
+
+
+def _entries(folder: str) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except PermissionError as error:
+        raise UserError(f"no permission to read {error.filename}") from error
+    except OSError as error:
+        raise UserError(f"cannot list {folder}: {error.strerror}") from error
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # A link that leads to itself.
+        return False
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise UserError(f"cannot list {folder}: {error.strerror}") from error
+    return status.st_dev, status.st_ino
+
 
 def _list(where: str) -> tuple[list[str], set[str]]:
     """All files below a folder, by their paths from there, and the names of its own folders."""
     if "://" not in where:
-        files, folders = [], set()
-
-        def refuse(error: OSError):
-            if isinstance(error, PermissionError):
-                raise UserError(f"no permission to read {error.filename}") from error
-
-        for folder, inner, names in os.walk(where, onerror=refuse, followlinks=True):
-            prefix = os.path.relpath(folder, where)
-            if prefix == ".":
-                folders, prefix = set(inner), ""
-            files += [f"{prefix}/{name}" if prefix else name for name in names]
-        return files, folders
+        if not os.path.isdir(where):
+            return [], set()
+        start = len(os.path.join(where, ""))
+        folders = folders_in(where)
+        files = [entry.path[start:] for entry in _entries(where) if not _is_folder(entry)]
+        for folder in folders:  # Each by itself: two classes may be links to one folder.
+            files += [file[start:] for file in walk(folder, where)]
+        return files, {folder[start:] for folder in folders}
     system, path = _remote(where)
     try:
         files = [file[len(path) :].lstrip("/") for file in system.find(path)]
@@ -108,16 +190,7 @@ def _list(where: str) -> tuple[list[str], set[str]]:
     return files, {file.split("/")[0] for file in files if "/" in file}
 
 
-def _read(file: str) -> bytes:
-    if "://" not in file:
-        try:
-            opened = os.open(file, os.O_RDONLY)  # A third of the time that pathlib takes.
-        except PermissionError as error:
-            raise UserError(f"no permission to read {file}") from error
-        try:
-            return os.read(opened, os.fstat(opened).st_size)
-        finally:
-            os.close(opened)
+def _read_remote(file: str) -> bytes:
     system, path = _remote(file)
     return system.cat_file(path)
 

@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class InMemory(Source):
-    """Images held as one uint8 array `[images, height, width, channels]`."""
+    """Images held as one uint8 array `[images, height, width, channels]`, in a random order."""
 
     name: str
     images: np.ndarray
@@ -31,6 +31,9 @@ class InMemory(Source):
 
     def labels_of(self, index):
         return (int(self.labels[index]),)
+
+    def known_labels(self):
+        return self.labels[:, None].astype(np.int32)
 
 
 def digits(split: str) -> InMemory:

@@ -63,6 +63,16 @@ class Mixture(Source):
         part, index = self._locate(index)
         return self._renumbered(part, self.parts[part].labels_of(index))
 
+    def known_labels(self):
+        known = [part.known_labels() for part in self.parts]
+        if any(table is None for table in known):
+            return None
+        table = np.full((len(self), self.max_labels), -1, np.int32)
+        for end, own, numbers in zip(self._ends, known, self._tables, strict=True):
+            # The last number, for -1, stays what it is.
+            table[end - len(own) : end, : own.shape[1]] = np.array([*numbers, -1], np.int32)[own]
+        return table
+
     def _renumbered(self, part: int, labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._tables[part][label] for label in labels)
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.slices import absolute, shuffled
 from vit_jax.errors import UserError, nearest
 
 
@@ -43,6 +44,9 @@ class Records(Source):
     def describe(self, index):
         return f"{self.name} example {index}"
 
+    def fair_order(self):
+        return shuffled(len(self))  # Files may hold class after class.
+
 
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
     """The encoded `image` of a tf.Example and its label or labels; none without a key."""
@@ -55,7 +59,7 @@ def tfds_records(path: str, split: str, label_key: str | None) -> Records:
 
     Args:
       path: `name`, `name:data_dir`, or the folder with its files.
-      split: may be sliced and joined as TFDS allows.
+      split: may be sliced and joined as TFDS allows, and slices cut again.
     """
     import tensorflow_datasets as tfds
 
@@ -131,6 +135,8 @@ def tfds_split(builder, split: str):
     import tensorflow_datasets as tfds
 
     name = builder.info.full_name
+    if "][" in split:
+        split = absolute(split, {key: part.num_examples for key, part in builder.info.splits.items()})
     try:
         # Raw: TFDS takes 0.1 ms to decode a record, `Records` 0.01.
         raw = tfds.decode.DeserializeMethod.RAW_BYTES

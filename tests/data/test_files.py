@@ -1,0 +1,62 @@
+"""Images that a user names."""
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_sources import no_regular_files
+from vit_jax.data.files import ImageFiles, find_images, read_images
+from vit_jax.data.sources import open_source
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for name in ("b.png", "a.jpg", "2021/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (9, 7)).save(tmp_path / name)
+    return tmp_path
+
+
+def test_what_is_no_regular_file_is_named_and_never_waited_for(photos, capsys):
+    bad = no_regular_files(photos / "more")
+    source = ImageFiles(find_images([str(photos)]))
+    names, images = read_images(source, (8, 8), 16)
+    assert names == ["c.png", "a.jpg", "b.png"] and len(images) == 3
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said) == sorted(f"unreadable image skipped: {path}" for path in bad)
+
+
+def test_pattern_finds_what_its_folder_does(photos):
+    no_regular_files(photos)
+    by_pattern = find_images([str(photos / "*.jpg")])
+    assert by_pattern == [found for found in find_images([str(photos)]) if found[0].endswith(".jpg")]
+
+
+def test_links_to_a_folder_above_are_followed_once(photos):
+    whole = find_images([str(photos)])
+    (photos / "2021" / "up").symlink_to("..")
+    (photos / "2021" / "again").symlink_to("..")
+    assert find_images([str(photos)]) == whole
+
+
+def test_linked_folder_is_looked_into(photos, tmp_path_factory):
+    album = tmp_path_factory.mktemp("album")
+    (album / "photos").symlink_to(photos)
+    assert [os.path.relpath(path, album) for path, _ in find_images([str(album)])] == [
+        "photos/2021/c.png",
+        "photos/a.jpg",
+        "photos/b.png",
+    ]
+
+
+def test_some_images_of_a_folder_of_classes_are_of_several(tmp_path):
+    for shade, name in enumerate("abcd"):
+        for index in range(5):
+            file = tmp_path / "test" / name / f"{name}{index}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(file)
+    names, images = read_images(open_source("folder", "test", path=str(tmp_path)), (4, 4), 4)
+    assert sorted(name[0] for name in names) == list("abcd")
+    assert sorted(images[:, 0, 0, 0].tolist()) == [0, 1, 2, 3]

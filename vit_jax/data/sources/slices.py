@@ -1,0 +1,116 @@
+"""Parts of a split: what `train[:90%]` means, for a source whatever its order is.
+
+A slice is cut out of a source's fair order, so that each part of it is a sample of the whole: a folder,
+which lists its images class by class, is no exception. TFDS's data sets are shuffled as they are stored,
+and papers name their slices; they are cut as TFDS does (`records.py`).
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vit_jax.data.order import permute
+from vit_jax.data.sources.base import Source, Subset
+from vit_jax.errors import UserError
+
+GOLDEN = 0.6180339887498949  # Its multiples, modulo 1, are spread more evenly than any other number's.
+BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
+
+
+def split_range(split: str, images: int) -> range:
+    """The images of a split that `name[from:to]` means, with TFDS's percentages and rounding.
+
+    A slice may be cut again: `all[:80%][:90%]` is the first nine tenths of the first four fifths.
+
+    Raises:
+      UserError: it is not written so, or is empty.
+    """
+    chosen, name = range(images), split.split("[")[0]
+    if not re.fullmatch(rf"[^\[\]]*({BRACKET})*", split):
+        raise UserError(f"cannot read the split {split!r}; write {name}[:90%] or {name}[100:]")
+    for start, stop in re.findall(BRACKET, split):
+        chosen = chosen[_boundary(start, 0, len(chosen)) : _boundary(stop, len(chosen), len(chosen))]
+    if not chosen:
+        raise UserError(f"the split {split!r} of {images} images is empty")
+    return chosen
+
+
+def _boundary(text: str, default: int, images: int) -> int:
+    if not text:
+        return default
+    index = round(int(text[:-1]) / 100 * images) if text.endswith("%") else int(text)
+    return min(max(index + images if index < 0 else index, 0), images)
+
+
+def cut(split: str, piece: str) -> str:
+    """A slice of a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`; of `train+test` it is one of each."""
+    return "+".join(part + piece for part in split.split("+"))
+
+
+def chosen(source: Source, split: str) -> Sequence[int] | np.ndarray:
+    """Indices of the images that `name[from:to]` means: those of a slice in the source's fair order."""
+    part = split_range(split, len(source))
+    return part if len(part) == len(source) else source.fair_order()[part.start : part.stop]
+
+
+def sliced(source: Source, split: str) -> Source:
+    """The part of `source` that `name[from:to]` means."""
+    part = chosen(source, split)
+    return source if len(part) == len(source) else Subset(source, part)
+
+
+def absolute(split: str, sizes: Mapping[str, int]) -> str:
+    """The same for TFDS, which cuts no slice again: `train[:80%][:90%]+test` as `train[0:72]+test[0:10]`.
+
+    Args:
+      sizes: images of the whole splits, by name.
+
+    Raises:
+      UserError: there is no such split, or a slice is not written so or is empty.
+    """
+    parts = []
+    for part in split.split("+"):
+        name = part.split("[")[0]
+        if name not in sizes:
+            raise UserError(f"there is no split {name!r}; there are: {', '.join(sizes)}")
+        images = split_range(part, sizes[name])
+        parts.append(f"{name}[{images.start}:{images.stop}]")
+    return "+".join(parts)
+
+
+def shuffled(images: int) -> np.ndarray:
+    """One permutation of so many images, int64, the same everywhere: for those of unknown classes."""
+    return permute(np.arange(images), images, 0)
+
+
+def stratified(strata: Sequence[int] | Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """An order of images of which every slice has its share of each stratum: where all are of one size, to
+    less than an image.
+
+    The j-th of a stratum's n images, taken at random, stands at (j + offset) / n of the whole; the strata's
+    offsets are spread evenly over [0, 1). What is random comes from hashes of the names, so that the order
+    is the same for any machine, file system and version of a library.
+
+    Args:
+      strata: of each image, what it is counted with: its class, or its folder.
+      names: of the images.
+
+    Returns:
+      int64 `[images]`, indices.
+    """
+    keys = np.fromiter((_hash(name) for name in names), np.uint64, len(names))
+    _, strata, counts = np.unique(strata, return_inverse=True, return_counts=True)
+    order = np.lexsort((keys, strata))
+    strata, starts = strata[order], np.cumsum(counts) - counts
+    # Strata of like size, one after the other, are far from each other: what they are short of cancels out.
+    ranks = np.argsort(np.lexsort((np.bitwise_xor.reduceat(keys[order], starts), counts)))
+    offsets = (ranks + 0.5) * GOLDEN % 1
+    position = (np.arange(len(order)) - starts[strata] + offsets[strata]) / counts[strata]
+    return order[np.lexsort((ranks[strata], position))]
+
+
+def _hash(name: str) -> int:
+    digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
