@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -15,6 +16,7 @@ import tensorflow_datasets as tfds
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from PIL import Image
 
+from tests.data.test_sources import no_regular_files
 from vit_jax.data.prepare import readers, records
 from vit_jax.data.prepare.index import Task
 from vit_jax.data.prepare.removal import Embedder
@@ -268,6 +270,25 @@ def test_unreadable_images_are_left_out_named_and_counted(folder, tmp_path):
     assert line.startswith(f"train\t{bad}\t")
     assert read(done, "train") == [e for e in read(whole, "train") if e[0] != ALL["train"][0][1]]
     assert ALL["train"][0][1] not in [image for image, _ in read(done, "train_9shot")]
+
+
+def test_what_is_no_regular_file_is_left_out_and_named(folder, tmp_path):
+    bad = no_regular_files(folder / "train" / CLASSES[1])
+    (folder / "train" / CLASSES[1] / "up").symlink_to("..")
+    done = prepare(folder, tmp_path / "out")
+    assert done.splits == {"test": 9, "train": 30} and done.skipped == len(bad)
+    lines = (done.folder / "skipped.txt").read_text().splitlines()
+    assert sorted(line.split("\t")[1] for line in lines) == sorted(map(str, bad))
+
+
+@pytest.mark.parametrize("name", ["pipe.tar", "pipe.parquet", "data/pipe.tar"])
+def test_pipe_in_the_place_of_a_tar_or_parquet_is_named(name, tmp_path):
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    os.mkfifo(tmp_path / "set" / name)
+    with pytest.raises(UserError, match=f"{name} is no regular file"):
+        readers.find(str(tmp_path / "set"))
+    with pytest.raises(UserError, match=f"{name} is neither a folder nor a regular file"):
+        readers.find(str(tmp_path / "set" / name))
 
 
 def test_images_with_no_label_keep_none(tmp_path):

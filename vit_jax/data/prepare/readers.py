@@ -20,7 +20,8 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from vit_jax.data.sources.folder import IMAGE_SUFFIXES
+from vit_jax.data.decode import Unreadable
+from vit_jax.data.sources.folder import IMAGE_SUFFIXES, folders_in, read_file, walk
 from vit_jax.errors import UserError, nearest
 
 ENTRY = np.dtype(
@@ -143,6 +144,8 @@ def _recognise(root: Path) -> str:
                 first = next(_members(root, file, root.stat().st_size), None)
             return "imagenet21k" if first and first.name.endswith(".tar") else "webdataset"
         raise UserError(f"{root} is no data set: give a folder, a .tar or a .parquet file")
+    if not root.is_dir():
+        raise UserError(f"{root} is neither a folder nor a regular file")
     if (root / "dataset_info.json").exists():
         return "tfds"
     tars, parquet = _files(root, ".tar"), _files(root, ".parquet")
@@ -172,7 +175,11 @@ def _files(root: Path, suffix: str) -> list[Path]:
     """The file itself, or those in a folder, down to two folders below."""
     if root.is_file():
         return [root]
-    return sorted(file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
+    files = sorted(file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{file} is no regular file, or a link to nothing: take it away")
+    return files
 
 
 def _split(file: Path, root: Path) -> str:
@@ -213,7 +220,7 @@ def _find_folder(root: Path, _: str | None) -> Source:
 
 
 def _folders(where: Path) -> list[Path]:
-    return sorted(Path(d.path) for d in os.scandir(where) if d.is_dir() and not d.name.startswith("."))
+    return [folder for folder in map(Path, folders_in(str(where))) if not folder.name.startswith(".")]
 
 
 def _is_image(name: str) -> bool:
@@ -221,19 +228,14 @@ def _is_image(name: str) -> bool:
 
 
 def _scan_folder(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
-    def fail(error: OSError):
-        raise UserError(f"no permission to read {error.filename}") from error
-
     above = os.path.dirname(unit.path)
-    for folder, below, files in os.walk(unit.path, onerror=fail):
-        below.sort()
-        for file in sorted(filter(_is_image, files)):
-            path = os.path.join(folder, file)
-            name = os.path.relpath(path, above)
-            try:
-                rows.add(0, os.stat(path).st_size, (unit.label,), name, name)
-            except FileNotFoundError as error:
-                raise UserError(f"{path} is a link to nothing") from error
+    for path in sorted(filter(_is_image, walk(unit.path, above))):
+        name = os.path.relpath(path, above)
+        try:
+            size = os.stat(path).st_size
+        except OSError:  # A link to nothing, which is named when it is read.
+            size = 0
+        rows.add(0, size, (unit.label,), name, name)
 
 
 # Tars.
@@ -301,7 +303,7 @@ def _find_webdataset(root: Path, label_key: str | None) -> Source:
     tars = _files(root, ".tar")
     units = [Unit(_split(tar, root), str(tar), 0, tar.stat().st_size) for tar in tars]
     listed = (root if root.is_dir() else root.parent) / "classnames.txt"
-    names = listed.read_text().splitlines() if listed.exists() else None
+    names = listed.read_text().splitlines() if listed.is_file() else None
     return Source("webdataset", root, units, names, label_key)
 
 
@@ -514,9 +516,17 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
       path: of its unit, or of the unit's spool.
       entry: its row of the index.
       name: its name in the index.
+
+    Raises:
+      Unreadable: it is a file that is gone, or no regular one.
+      UserError: it is damaged.
     """
     if kind == "folder":
-        return Path(path).parent.joinpath(name).read_bytes()
+        file = os.path.join(os.path.dirname(path), name)
+        try:
+            return read_file(file)
+        except OSError as error:
+            raise Unreadable(f"{error.strerror}: {file}") from error
     offset, size = int(entry["offset"]), int(entry["size"])
     with open(path, "rb", buffering=0) as file:
         if kind != "tfds":

@@ -132,7 +132,11 @@ def _by_chunks(function: Callable, what: tuple, size: int, name: str, work: Path
 def _train(work: Path, start: int, stop: int) -> Iterable[tuple[int, bytes]]:
     index, positions = load_index(work), mapped(work / "train.npy")[start:stop]
     for position, entry in zip(positions.tolist(), index.entries[positions], strict=True):
-        yield position, read_image(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
+        try:
+            image = read_image(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
+        except Unreadable:  # It is named when the split is written.
+            continue
+        yield position, image
 
 
 def _test(test: str, start: int, stop: int) -> Iterable[tuple[int, bytes]]:
