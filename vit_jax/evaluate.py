@@ -36,7 +36,9 @@ IMAGE_SIZE = flags.DEFINE_integer(
     "image_size", None, "Pixels, if not the checkpoint's (VTAB's are 384).", lower_bound=1
 )
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Images at once, of all devices.", lower_bound=1)
-WORKERS = flags.DEFINE_integer("workers", 0, "Processes that decode images.", lower_bound=0)
+WORKERS = flags.DEFINE_integer(
+    "workers", None, "Processes that decode images, if not chosen by cores and images.", lower_bound=0
+)
 IMAGENET = flags.DEFINE_string("imagenet", "", "A folder of validation images by synset, instead of TFDS's.")
 REAL = flags.DEFINE_string("real", "", "ReaL's real.json.")
 OBJECTNET = flags.DEFINE_string("objectnet", "", "The unpacked objectnet-1.0.")

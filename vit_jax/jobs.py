@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError
-from vit_jax.training.progress import duration
+from vit_jax.progress import duration
 from vit_jax.training.workdir import MANIFEST, METRICS
 
 

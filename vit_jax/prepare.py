@@ -23,7 +23,7 @@ from vit_jax.data.prepare import readers, records
 from vit_jax.data.prepare.index import Task
 from vit_jax.data.prepare.removal import Embedder
 from vit_jax.errors import UserError
-from vit_jax.training.progress import duration
+from vit_jax.progress import duration
 
 flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
 flags.DEFINE_string("name", None, "of the data set; default: the source's")

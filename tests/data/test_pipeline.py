@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from vit_jax.data.pipeline import SkipLog, evaluation_batches, training_batches
+from vit_jax.data.pipeline import SkipLog, decoders, evaluation_batches, training_batches
 from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources.base import Example
 from vit_jax.data.sources.memory import InMemory
@@ -111,6 +111,23 @@ def test_worker_processes_give_the_same_batches():
     flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
     for one, other in zip(train(count=6), train(count=6, workers=2), strict=True):
         assert_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("cores", "images", "chosen"),
+    [
+        (2, 500, (0, 2)),
+        (2, 1_281_167, (0, 2)),
+        (4, 1_281_167, (0, 4)),
+        (16, 4_000, (0, 4)),
+        (16, 1_281_167, (4, 4)),
+        (240, 1_281_167, (8, 4)),
+    ],
+)
+def test_decoders_suit_the_cores_and_the_images(cores, images, chosen, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert decoders(None, None, images) == chosen
+    assert decoders(3, 1, images) == (3, 1)
 
 
 def test_threads_give_the_same_batches():

@@ -145,8 +145,11 @@ def test_class_without_images_is_named():
 
 def test_image_with_several_labels_is_named():
     class Several(InMemory):
-        def labels_of(self, index):
-            return (0, 1) if index == 7 else (0,)
+        def known_labels(self):
+            table = np.full((len(self), 2), -1, np.int32)
+            table[:, 0] = 0
+            table[7, 1] = 1
+            return table
 
     source = Several("", DIGITS[0].images, DIGITS[0].labels, DIGITS[0].class_names, max_labels=2)
     with pytest.raises(UserError, match="^digits: image 7 has 2 labels"):

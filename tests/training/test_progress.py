@@ -5,7 +5,8 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vit_jax.training.progress import Console, MetricWriter, duration
+from vit_jax.progress import Progress, duration
+from vit_jax.training.progress import Console, MetricWriter
 
 
 def steps(workdir) -> list[int]:
@@ -67,3 +68,15 @@ def test_log_file_has_every_line_with_its_time(tmp_path, capsys):
 )
 def test_duration_has_two_units_at_most(seconds, words):
     assert duration(seconds) == words
+
+
+def test_progress_says_now_and_then_how_long_it_still_takes(monkeypatch):
+    clock, said = iter((0.0, 1.0, 20.0, 21.0, 60.0)), []
+    monkeypatch.setattr("vit_jax.progress.time.monotonic", lambda: next(clock))
+    progress = Progress("features", 3000, "images", said.append)
+    for done in (100, 1000, 1100, 2400):
+        progress(done)
+    assert said == [
+        "features: 1,000 of 3,000 images | 50 images/s | 40 s left",
+        "features: 2,400 of 3,000 images | 40 images/s | 15 s left",
+    ]

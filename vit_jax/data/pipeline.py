@@ -29,6 +29,19 @@ Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Images.
 MAX_REPLACEMENTS = 100  # Neighbours tried in the place of an unreadable image.
+FEW_IMAGES = 5000  # Fewer are read before worker processes, which take seconds to start, would be ready.
+
+
+def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
+    """Processes (0: this one) and the threads of each that decode so many images: those given, else as many
+    as suit them and this machine's cores. The batches are the same with any.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads is None:
+        threads = min(cores, 4)
+    if workers is None:
+        workers = 0 if images < FEW_IMAGES or cores <= 4 else min(cores // 4, 8)
+    return workers, threads
 
 
 def training_batches(
@@ -38,8 +51,8 @@ def training_batches(
     batch_size: int,
     first_step: int,
     crop: TrainCrop,
-    workers: int,
-    threads: int = 1,
+    workers: int | None = None,
+    threads: int | None = None,
     augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
     rows: np.ndarray | None = None,
 ) -> grain.DatasetIterator[Batch]:
@@ -47,9 +60,10 @@ def training_batches(
 
     Args:
       batch_size: of all processes together.
-      workers: processes that decode; 0 decodes in this one.
-      threads: of each process that decodes. Decoding leaves the interpreter free nine tenths of its
-        time, so a few threads are better than as many processes, whose batches must be copied.
+      workers: processes that decode; 0 decodes in this one, and None leaves it to `decoders`.
+      threads: of each process that decodes; None leaves it to `decoders`. Decoding leaves the interpreter
+        free nine tenths of its time, so a few threads are better than as many processes, whose batches must
+        be copied.
       augment: applied to the crop, uint8 to uint8.
       rows: of each batch, those that this process reads, in order; None for all.
 
@@ -90,9 +104,8 @@ def training_batches(
             load_image(rng, index, batch, row)
         return batch
 
-    return _iterate(
-        grain.MapDataset.range(first_step * chunks, sys.maxsize).map(load), chunks, workers, threads
-    )
+    data = grain.MapDataset.range(first_step * chunks, sys.maxsize).map(load)
+    return _iterate(data, chunks, *decoders(workers, threads, len(source)))
 
 
 def evaluation_batches(
@@ -100,8 +113,8 @@ def evaluation_batches(
     *,
     batch_size: int,
     crop: TestCrop,
-    workers: int,
-    threads: int = 1,
+    workers: int | None = None,
+    threads: int | None = None,
     rows: np.ndarray | None = None,
 ) -> grain.DatasetIterator[Batch]:
     """Every image once, in order, in equally many batches for every process.
@@ -135,7 +148,8 @@ def evaluation_batches(
         return batch
 
     steps = -(-len(source) // batch_size)
-    return _iterate(grain.MapDataset.range(steps * chunks).map(load), chunks, workers, threads)
+    data = grain.MapDataset.range(steps * chunks).map(load)
+    return _iterate(data, chunks, *decoders(workers, threads, len(source)))
 
 
 class SkipLog:

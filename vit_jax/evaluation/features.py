@@ -18,6 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.layers import normalize, placing
 from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
 from vit_jax.parallel.rules import parameter_shardings, place_activation
+from vit_jax.progress import Progress
 
 
 class Features(NamedTuple):
@@ -39,7 +40,7 @@ class Extractor:
       workers, threads: as of `evaluation_batches`.
       max_unreadable: images of a source that may be skipped.
       compute: what of a model and its images, `[batch, ...]`, instead of `representation`.
-      say: is told of each that is.
+      say: is told of each that is, and how far it is where that takes long.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Extractor:
         crop: TestCrop,
         *,
         batch_size: int,
-        workers: int = 0,
-        threads: int = 1,
+        workers: int | None = None,
+        threads: int | None = None,
         max_unreadable: int = 100,
         compute: Callable[[nnx.Module, jax.Array], jax.Array] | None = None,
         say: Callable[[str], None] = print,
@@ -63,7 +64,7 @@ class Extractor:
             batch_size=self._batch_size, crop=crop, workers=workers, threads=threads, rows=rows
         )
         self._forward = make_features(graphdef, mesh, shardings, compute or representation)
-        self._skip_log = partial(SkipLog, limit=max_unreadable, say=say)
+        self._say, self._skip_log = say, partial(SkipLog, limit=max_unreadable, say=say)
         self._skipped = {}
 
     def __call__(
@@ -77,11 +78,12 @@ class Extractor:
         Raises:
           UserError: no image is readable, or too many are not.
         """
-        parts = []
+        parts, progress = [], Progress("features", len(source), "images", self._say)
         for part in self.stream(params, source):
             if not go_on():
                 return None
             parts.append(part)
+            progress(len(parts) * self._batch_size)
         mask = np.concatenate([part["mask"] for part in parts])
         if not mask.any():
             raise UserError(f"none of the {len(source)} images can be read, such as {source.describe(0)}")

@@ -6,7 +6,6 @@ images of each class, and scored on the whole test split.
 
 import hashlib
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels, transfer_crop
 from vit_jax.parallel.mesh import make_mesh, over_devices
 from vit_jax.parallel.peers import Peers
+from vit_jax.progress import Progress
 
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
@@ -253,8 +253,8 @@ def few_shot(
     penalties: Sequence[float] = (PENALTY,),
     mesh: Mesh | None = None,
     batch_size: int = 128,
-    workers: int = 0,
-    threads: int = 1,
+    workers: int | None = None,
+    threads: int | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Accuracy]:
     """Few-shot accuracies of a loaded model; for several data sets use `Task` and one `Extractor`.
@@ -329,15 +329,5 @@ def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
 
 
 def _single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:
-    """The label of every image, int32 `[images]`; says how far it is every half minute."""
-    start = shown = time.monotonic()
-
-    def told(read: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown > 30:
-            shown = now
-            left = (now - start) / read * (len(source) - read)
-            say(f"{name}: {read:,} of {len(source):,} labels read, {left:.0f} s left")
-
-    return single_labels(source.label_table(told), name)
+    """The label of every image, int32 `[images]`; says how far it is."""
+    return single_labels(source.label_table(Progress(name, len(source), "labels", say)), name)

@@ -12,7 +12,7 @@ from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Slice
 from vit_jax.planning.cost import Job
 from vit_jax.planning.estimate import Estimate, estimate
-from vit_jax.training.progress import duration
+from vit_jax.progress import duration
 
 Changes = dict[str, Any]  # Values by key in the config.
 

@@ -29,6 +29,7 @@ from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.rules import path_name
+from vit_jax.progress import duration
 from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
@@ -37,7 +38,7 @@ from vit_jax.training.looks import attention_figures, kept_pictures, reconstruct
 from vit_jax.training.origin import Origin, find_origin
 from vit_jax.training.profile import Trace
 from vit_jax.training.program import Program, make_program
-from vit_jax.training.progress import Console, MetricWriter, duration
+from vit_jax.training.progress import Console, MetricWriter
 from vit_jax.training.report import write_report
 from vit_jax.training.step import Metrics, State
 from vit_jax.training.stop import StopSignal

@@ -92,17 +92,3 @@ def _keep_rows(path: Path, last_step: int):
     temporary.write_text("".join(kept))
     temporary.replace(path)
     return path.open("a", encoding="utf-8")
-
-
-def duration(seconds: float) -> str:
-    """Two leading units: `2 h 5 min`, `3 min 20 s`, `8 s`."""
-    seconds = round(seconds)
-    parts = [
-        (seconds // 86400, "d"),
-        (seconds // 3600 % 24, "h"),
-        (seconds // 60 % 60, "min"),
-        (seconds % 60, "s"),
-    ]
-    while len(parts) > 1 and not parts[0][0]:
-        parts = parts[1:]
-    return " ".join(f"{n} {unit}" for n, unit in parts[:2])

@@ -6,9 +6,10 @@ import jax
 
 from vit_jax.errors import UserError
 from vit_jax.parallel.chips import peak_flops
+from vit_jax.progress import duration
 from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.goodput import Ledger
-from vit_jax.training.progress import Console, MetricWriter, duration
+from vit_jax.training.progress import Console, MetricWriter
 
 
 class TrainLog:

@@ -1,0 +1,46 @@
+"""How far something long is, in words."""
+
+import time
+from collections.abc import Callable
+
+SECONDS = 10  # Between two lines.
+
+
+class Progress:
+    """Says now and then how much is done, how fast it goes and how long it still takes.
+
+    Args:
+      what: is being done, to how many `total`.
+      unit: what is counted, such as images.
+      say: is told each line.
+    """
+
+    def __init__(self, what: str, total: int, unit: str, say: Callable[[str], None] = print):
+        self._what, self._total, self._unit, self._say = what, total, unit, say
+        self._start = self._said = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        """So much is done in all."""
+        now = time.monotonic()
+        if now - self._said < SECONDS or done >= self._total:
+            return
+        self._said = now
+        rate = done / (now - self._start)
+        self._say(
+            f"{self._what}: {done:,} of {self._total:,} {self._unit} | {rate:,.0f} {self._unit}/s | "
+            f"{duration((self._total - done) / rate)} left"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Two leading units: `2 h 5 min`, `3 min 20 s`, `8 s`."""
+    seconds = round(seconds)
+    parts = [
+        (seconds // 86400, "d"),
+        (seconds // 3600 % 24, "h"),
+        (seconds // 60 % 60, "min"),
+        (seconds % 60, "s"),
+    ]
+    while len(parts) > 1 and not parts[0][0]:
+        parts = parts[1:]
+    return " ".join(f"{n} {unit}" for n, unit in parts[:2])
