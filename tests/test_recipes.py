@@ -11,11 +11,11 @@ from vit_jax.recipes import TRANSFER, finetune
 RATES = (0.001, 0.003, 0.01, 0.03)
 TABLE_4 = {
     # steps, warm-up, rates, splits to choose the rate with, test split
-    "imagenet2012": (20_000, 500, (0.003, 0.01, 0.03), ("train[:99%]", "train[99%:]"), "validation"),
-    "cifar100": (10_000, 500, RATES, ("train[:98%]", "train[98%:]"), "test"),
-    "cifar10": (10_000, 500, RATES, ("train[:98%]", "train[98%:]"), "test"),
-    "oxford_iiit_pet": (500, 100, RATES, ("train[:90%]", "train[90%:]"), "test"),
-    "oxford_flowers102": (500, 100, RATES, ("train[:90%]", "train[90%:]"), "test"),
+    "imagenet2012": (20_000, 500, (0.003, 0.01, 0.03), ("[:99%]", "[99%:]"), "validation"),
+    "cifar100": (10_000, 500, RATES, ("[:98%]", "[98%:]"), "test"),
+    "cifar10": (10_000, 500, RATES, ("[:98%]", "[98%:]"), "test"),
+    "oxford_iiit_pet": (500, 100, RATES, ("[:90%]", "[90%:]"), "test"),
+    "oxford_flowers102": (500, 100, RATES, ("[:90%]", "[90%:]"), "test"),
 }
 NATURAL = ("caltech101", "cifar-100", "dtd", "flowers102", "pets", "sun397", "svhn")
 SPECIALIZED = ("camelyon", "eurosat", "resisc45", "retinopathy")

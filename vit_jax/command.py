@@ -122,13 +122,31 @@ def parse_flags() -> list[str]:
         key = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if key and key[1] not in VALUES and not any(known.startswith(f"{key[1]}.") for known in VALUES):
             raise UserError(unknown_key(key[1]))
+    given, unset = [], set()
+    for argument in sys.argv:
+        # ml_collections would read None as a text, or as no number.
+        if key := _unset_key(argument):
+            unset.add(key)
+        else:
+            given.append(argument)
+            unset.discard(argument.lstrip("-").removeprefix("config.").partition("=")[0])
     try:
-        return flags.FLAGS(sys.argv)[1:]
+        rest = flags.FLAGS(given)[1:]
+        if unset and (config := flags.FLAGS["config"].value) is not None:
+            config.update_from_flattened_dict(dict.fromkeys(unset))
+        return rest
     except _ConfigFault as error:
         raise error.args[0] from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
         # Also of a value on the command line, which ml_collections sets.
         raise UserError(str(error).strip().splitlines()[-1]) from error
+
+
+def _unset_key(argument: str) -> str | None:
+    """The key of `--config.KEY=None`, where that value may be None."""
+    found = re.fullmatch(r"--?config\.([^=]+)=None", argument) if "config" in flags.FLAGS else None
+    value = VALUES.get(found[1]) if found else None
+    return found[1] if value and (value.default is None or value.optional) else None
 
 
 def parse_image_size(text: str) -> int | tuple[int, int]:

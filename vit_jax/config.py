@@ -112,7 +112,12 @@ VALUES = {
         None, several(number(above=0)), "Shares of a mixture's parts; None: every image counts the same."
     ),
     "data.train_split": Value("train", _SLICE, "The images to train on."),
-    "data.test_split": Value("test", _SLICE, "The images to evaluate on."),
+    "data.dev_split": Value(
+        None, _SLICE, "Images to evaluate on and choose by during training; None: the test images."
+    ),
+    "data.test_split": Value(
+        "test", _SLICE, "The images to evaluate on: at the end alone, with a dev_split."
+    ),
     "data.label_key": Value("label", text(), "The TFDS feature with the label or the labels."),
     "data.classes": Value(
         None, several(either(text(), whole(0)), least=1), "Only images of these classes, by name; None: all."
@@ -157,12 +162,14 @@ VALUES = {
     ),
     "data.test_resize": Value(256, whole(1, 2**15), "Size before the central crop."),
     "data.workers": Value(
-        0,
+        None,
         whole(0, 1024),
-        "Processes that decode, for each host; 0: the training process does.",
+        "Processes that decode, for each host; 0: the training process; None: by cores and images.",
         operational=True,
     ),
-    "data.threads": Value(1, whole(1, 1024), "Threads of each process that decodes.", operational=True),
+    "data.threads": Value(
+        None, whole(1, 1024), "Threads of each process that decodes; None: by cores.", operational=True
+    ),
     "data.max_unreadable": Value(
         100, whole(0), "Image files skipped before the run gives up.", operational=True
     ),
@@ -251,8 +258,12 @@ VALUES = {
         several(number(above=0), different=True),
         "The learning rates that are compared.",
     ),
-    "sweep.train_split": Value("train[:90%]", _SLICE, "What a rate is trained on."),
-    "sweep.dev_split": Value("train[90%:]", _SLICE, "What rates are compared on."),
+    "sweep.train_split": Value(
+        "[:90%]", _SLICE, "What a rate is trained on: a split, or a slice of data.train_split."
+    ),
+    "sweep.dev_split": Value(
+        "[90%:]", _SLICE, "What rates are compared on: a split, or a slice of data.train_split."
+    ),
     "sweep.seeds": Value(
         (0, 1, 2),
         several(whole(0), different=True),
@@ -298,7 +309,10 @@ VALUES = {
     "checkpoint.keep_last": Value(2, whole(1), "So many are kept, the newest;", operational=True),
     "checkpoint.keep_every": Value(None, whole(1), "those at multiples of so many steps;", operational=True),
     "checkpoint.keep_best": Value(
-        0, whole(0), "and so many of the best: by test accuracy, else by test loss.", operational=True
+        0,
+        whole(0),
+        "and so many of the best: by accuracy on data.dev_split (else test), or loss.",
+        operational=True,
     ),
 }
 
@@ -359,7 +373,10 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
         config.model.resnet_blocks = (1, 1, 1) if stride == 16 else (1, 1, 1, 1)
     elif "ViT" not in kind:
         config.model.update(dict(resnet_blocks=(1, 1), resnet_width=1))
-    config.data.update(dict(source="synthetic", workers=0, image_size=4 * stride, test_resize=5 * stride))
+    config.data.update(dict(source="synthetic", image_size=4 * stride, test_resize=5 * stride))
+    config.data.update(
+        dict(train_split="train", test_split="test", dev_split=config.data.dev_split and "dev")
+    )
     config.data.num_classes = 10
     config.objective.update(dict(decoder_dim=32, decoder_depth=1, decoder_heads=2))
     config.optimizer.warmup_steps = 1

@@ -14,7 +14,8 @@ def imagenet(model: str) -> ConfigDict:
     config = _pretrain(model, dropout=0.1)
     config.epochs = 300.0
     config.data.path = "imagenet2012"
-    config.data.train_split, config.data.test_split = "train[:99%]", "validation"
+    config.data.train_split, config.data.dev_split = "train[:99%]", "train[99%:]"
+    config.data.test_split = "validation"
     config.loss.label_smoothing = 1e-4  # The authors, in vision_transformer's issue 34.
     config.optimizer.learning_rate = 3e-3
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
@@ -32,7 +33,9 @@ def imagenet21k(model: str) -> ConfigDict:
     config.epochs = 90.0
     config.model.head_bias = -10.0
     config.data.path = "imagenet21k"
-    config.data.train_split, config.data.test_split = "train[51200:]", "train[:51200]"
+    # Those of big_vision's vit_i21k.
+    config.data.train_split, config.data.dev_split = "train[51200:]", "train[25600:51200]"
+    config.data.test_split = "train[:25600]"
     config.data.num_classes = 21_843
     config.optimizer.learning_rate = 1e-3
     config.optimizer.weight_decay = 0.03
@@ -105,7 +108,6 @@ def _pretrain(model: str, dropout: float) -> ConfigDict:
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
     config.data.interpolation = "bilinear"
-    config.data.workers, config.data.threads = 8, 4
     config.loss.name = "sigmoid"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
     config.optimizer.warmup_steps = 10_000
@@ -159,7 +161,6 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     config.data.crop, config.data.crop_resize = "square", round(size * 448 / 384)
     config.data.test_crop, config.data.test_resize = "square", size
     config.data.interpolation = None  # The checkpoint's.
-    config.data.workers, config.data.threads = 8, 4
     config.optimizer.update(dict(name="sgd", beta1=0.9, weight_decay=0.0, clip_norm=1.0, schedule="cosine"))
     config.optimizer.warmup_steps = row.warmup
     config.optimizer.learning_rate = 0.01
@@ -167,7 +168,7 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
     if dataset == "imagenet2012" and model and not model.startswith("ViT"):
         config.sweep.rates += (0.06,)
     kept = f"{100 - row.held_out}%"
-    config.sweep.train_split, config.sweep.dev_split = f"train[:{kept}]", f"train[{kept}:]"
+    config.sweep.train_split, config.sweep.dev_split = f"[:{kept}]", f"[{kept}:]"
     if dataset.startswith("vtab/"):
         task = TASKS[row.path]
         config.data.source, config.data.train_split = "vtab", "train800val200"
@@ -239,7 +240,6 @@ def _mae(model: str) -> ConfigDict:
     config.data.train_split, config.data.test_split = "train", "validation"
     config.data.image_size, config.data.test_resize = 224, 256
     config.data.crop, config.data.interpolation = "random_resized", "bicubic"
-    config.data.workers, config.data.threads = 8, 4
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.weight_decay, config.optimizer.clip_norm = 0.05, 0.0
     config.evaluate_every, config.checkpoint.every = 5000, 2000

@@ -1,14 +1,15 @@
 """Finds a learning rate and trains with it: python -m vit_jax.sweep --config=FILE --workdir=DIR
 
 The paper's protocol (appendix B.1.1): a run at each of config.sweep.rates on config.sweep.train_split,
-compared on config.sweep.dev_split, which are training images; then, at the best rate, one run for each of
-config.sweep.seeds on all training images, and the test images are looked at once. All flags of
-vit_jax.main are those of each run. The same command again goes on where it was; finished runs are kept.
+compared on config.sweep.dev_split, which are slices of config.data.train_split; then, at the best rate, one
+run for each of config.sweep.seeds on all training images, and the test images are looked at once. All flags
+of vit_jax.main are those of each run. The same command again goes on where it was; finished runs are kept.
 
 --list prints a command for each run, to start them as jobs of their own, on one or many machines that
 share DIR; the command without it then makes the table.
 """
 
+import itertools
 import json
 import re
 import shlex
@@ -19,9 +20,12 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import check, differences, is_supervised, to_json
+from vit_jax.config import check, differences, from_json, is_supervised, to_json
+from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
 from vit_jax.jobs import Job, Outcome, outcome, run_jobs
+from vit_jax.training.splits import MANY, open_splits, shortened
 
 CONFIG = command.define_config(None, "The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
@@ -45,9 +49,11 @@ def main(arguments: list[str]) -> None:
             f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} lacks"
         )
     given = config_flags_of(sys.argv[1:])
+    train_split, dev_split = held_out_splits(config)
     held_out = (  # The test images are not even opened.
-        f"--config.data.train_split={config.sweep.train_split}",
-        f"--config.data.test_split={config.sweep.dev_split}",
+        f"--config.data.train_split={train_split}",
+        f"--config.data.test_split={dev_split}",
+        "--config.data.dev_split=None",
     )
     rates = {
         rate: Job(folder / f"rate-{rate:g}", (*given, *held_out, f"--config.optimizer.learning_rate={rate}"))
@@ -68,6 +74,9 @@ def main(arguments: list[str]) -> None:
         return
     if ONLY.value not in (None, *names):
         raise UserError(f"--only={ONLY.value}: the runs are {', '.join(names)}")
+    for name, source in open_held_out(config, train_split, dev_split).items():
+        if source.empty_classes:
+            print(f"note: no {name} images of {shortened(source.empty_classes)}")
     claim(folder, config)
 
     run_jobs([job for job in rates.values() if ONLY.value in (None, job.name)])
@@ -86,6 +95,35 @@ def main(arguments: list[str]) -> None:
     seeds = {seed: final(seed, best) for seed in config.sweep.seeds}
     run_jobs([job for job in seeds.values() if ONLY.value in (None, job.name)])
     write(folder, compared, best, {seed: outcome(job) for seed, job in seeds.items()})
+
+
+def held_out_splits(config) -> tuple[str, str]:
+    """What a rate is trained on and what rates are compared on: splits, or slices of the training split.
+
+    Raises:
+      UserError: they share images with each other or with the test split.
+    """
+    given = config.sweep.train_split, config.sweep.dev_split
+    train, dev = (cut(config.data.train_split, one) if one.startswith("[") else one for one in given)
+    named = {"sweep.train_split": train, "sweep.dev_split": dev, "data.test_split": config.data.test_split}
+    for one, other in itertools.combinations(named, 2):
+        if overlap(named[one], named[other], MANY):
+            raise UserError(
+                f"config.{one} is {named[one]!r}, and config.{other} has images of it: {named[other]!r}"
+            )
+    return train, dev
+
+
+def open_held_out(config, train_split: str, dev_split: str) -> dict[str, Source]:
+    """The two sources, opened before any run, so that a mistake in them is said once.
+
+    Raises:
+      UserError: one cannot be opened.
+    """
+    held_out = from_json(to_json(config))
+    held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
+    splits = open_splits(held_out)
+    return {"training": splits.train, "held-out": splits.test}
 
 
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:

@@ -74,13 +74,13 @@ def test_images(checkpoint: str) -> Source:
     Raises:
       UserError: it is of no run.
     """
-    from vit_jax.training.loop import open_sources
+    from vit_jax.training.splits import open_splits
     from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
 
     path, _ = place_of(checkpoint)
     if not (path / CONFIG).is_file() or not (path / MANIFEST).is_file():
         raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
-    return open_sources(from_json((path / CONFIG).read_text()))[1]
+    return open_splits(from_json((path / CONFIG).read_text())).test
 
 
 if __name__ == "__main__":

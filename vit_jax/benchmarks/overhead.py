@@ -8,8 +8,9 @@ from ml_collections import ConfigDict
 
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.loop import class_count, open_feed, open_sources, step_count
+from vit_jax.training.loop import class_count, open_feed, step_count
 from vit_jax.training.program import make_program
+from vit_jax.training.splits import open_splits
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:
@@ -20,7 +21,7 @@ def measure(config: ConfigDict, steps: int = 100) -> None:
     """
     share_interpreter()
     keep_freed_memory()
-    source, _ = open_sources(config)
+    source = open_splits(config).train
     program = make_program(
         config,
         num_classes=class_count(config, source),

@@ -11,8 +11,9 @@ from vit_jax.config import base_config
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.training.checkpoint import Checkpoints
-from vit_jax.training.loop import as_items, open_feed, open_sources
+from vit_jax.training.loop import as_items, open_feed
 from vit_jax.training.program import make_program
+from vit_jax.training.splits import open_splits
 
 EVERY = 20
 
@@ -30,7 +31,7 @@ def measure(pairs: int = 6) -> None:
     config.batch_size, config.steps = 8, 10**6
     share_interpreter()
     keep_freed_memory()
-    source, _ = open_sources(config)
+    source = open_splits(config).train
     program = make_program(config, num_classes=1000, steps=config.steps, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     feed = open_feed(config, source, 0, print, program.mesh)

@@ -1,4 +1,4 @@
-"""Accuracy and loss over a whole split."""
+"""Accuracy and loss over whole splits."""
 
 import contextlib
 from collections.abc import Callable
@@ -19,12 +19,15 @@ from vit_jax.training.weights import objective_weights
 
 
 class Evaluator:
-    """Evaluates parameters on every image of a source once; compiled at the first call."""
+    """Evaluates parameters on every image of a split once; compiled at the first call.
 
-    def __init__(self, program: Program, source: Source, config: ConfigDict, say):
-        self._mesh, self._source = program.mesh, source
-        # As large as the training batch, but no larger than the split needs.
-        self._batch_size = min(config.batch_size, whole_batch(self._mesh, len(source)))
+    Args:
+      splits: sources by name.
+      say: is told of images that cannot be read.
+    """
+
+    def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say):
+        self._mesh, self._splits, self._most = program.mesh, splits, config.batch_size
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
@@ -33,24 +36,29 @@ class Evaluator:
         both = program.graphdef, program.objective, config, program.mesh, shardings
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
         self._forward = make_forward(program.graphdef, program.mesh, shardings[0])
-        self._skipped = SkipLog(source, config.data.max_unreadable, say)
+        self._skipped = {
+            name: SkipLog(source, config.data.max_unreadable, say) for name, source in splits.items()
+        }
 
-    def __call__(self, params: dict, own: dict, go_on: Callable[[], bool]) -> dict[str, float] | None:
+    def __call__(
+        self, split: str, params: dict, own: dict, go_on: Callable[[], bool]
+    ) -> dict[str, float] | None:
         """Mean `loss` and the objective's metrics over the readable images, and how many `images` these were.
 
         Args:
           own: the objective's parameters.
           go_on: asked before each batch; None is returned when it says no.
         """
-        total = None
-        rows = local_rows(self._mesh, self._batch_size)
-        arguments = self._arguments | dict(batch_size=self._batch_size, rows=rows)
-        with contextlib.closing(evaluation_batches(self._source, **arguments)) as batches:
+        total, source = None, self._splits[split]
+        # As large as the training batch, but no larger than the split needs.
+        batch_size = min(self._most, whole_batch(self._mesh, len(source)))
+        arguments = self._arguments | dict(batch_size=batch_size, rows=local_rows(self._mesh, batch_size))
+        with contextlib.closing(evaluation_batches(source, **arguments)) as batches:
             for number, batch in enumerate(batches):
                 if not go_on():
                     return None
-                placed = to_devices(self._skipped.check(batch), self._mesh)
-                sums = self._step(params, own, placed, np.int32(number * self._batch_size))
+                placed = to_devices(self._skipped[split].check(batch), self._mesh)
+                sums = self._step(params, own, placed, np.int32(number * batch_size))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
@@ -58,8 +66,8 @@ class Evaluator:
 
     def samples(self, params: dict, most: int = 48) -> list[Sample]:
         """Test images spread evenly over the split, with what the model says of them."""
-        batch = self._spread(most)
-        names = self._source.class_names
+        batch = self._spread("test", most)
+        names = self._splits["test"].class_names
         probabilities = np.asarray(jax.nn.softmax(self._forward(params, self._placed(batch))))
         return [
             Sample(
@@ -76,22 +84,23 @@ class Evaluator:
 
     def images(self, most: int = 6) -> np.ndarray:
         """Test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
-        batch = self._spread(most)
+        batch = self._spread("test", most)
         return batch["image"][batch["mask"]]
 
-    def pictures(self, params: dict, own: dict, most: int = 6) -> np.ndarray:
-        """`images`, what is visible of them, and what the objective predicts: uint8
+    def pictures(self, split: str, params: dict, own: dict, most: int = 6) -> np.ndarray:
+        """Images spread evenly over a split, what is visible of them, and what the objective predicts: uint8
         `[3, images, height, width, 3]`."""
-        batch = self._spread(most)
+        batch = self._spread(split, most)
         drawn = jax.device_get(self._pictures(params, own, self._placed(batch)))
         return np.stack([batch["image"], *drawn])[:, batch["mask"]]
 
-    def _spread(self, most: int) -> dict[str, np.ndarray]:
+    def _spread(self, split: str, most: int) -> dict[str, np.ndarray]:
         """A whole batch of so many images spread evenly over the split, with their `numbers` in it."""
-        chosen = np.unique(np.linspace(0, len(self._source) - 1, most).astype(int))
+        source = self._splits[split]
+        chosen = np.unique(np.linspace(0, len(source) - 1, most).astype(int))
         batch_size = whole_batch(self._mesh, len(chosen))
         arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
-        (batch,) = evaluation_batches(Subset(self._source, chosen), **arguments)
+        (batch,) = evaluation_batches(Subset(source, chosen), **arguments)
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:

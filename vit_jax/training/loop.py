@@ -19,9 +19,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import is_supervised, profiled_steps
 from vit_jax.data.augment import host_augmentation, resolve
-from vit_jax.data.pipeline import SkipLog, training_batches
+from vit_jax.data.pipeline import SkipLog, decoders, training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShot, in_lines, open_tasks
@@ -40,6 +39,7 @@ from vit_jax.training.profile import Trace
 from vit_jax.training.program import Program, make_program
 from vit_jax.training.progress import Console, MetricWriter
 from vit_jax.training.report import write_report
+from vit_jax.training.splits import SPOKEN, notes, open_splits
 from vit_jax.training.step import Metrics, State
 from vit_jax.training.stop import StopSignal
 from vit_jax.training.trainlog import TrainLog
@@ -54,6 +54,8 @@ from vit_jax.training.workdir import (
     make_manifest,
 )
 
+Figures = dict[str, dict[str, float]]  # Of an evaluation, by split.
+
 
 def train(
     config: ConfigDict, workdir: Path, peers: Peers | None = None, started: float | None = None
@@ -67,7 +69,7 @@ def train(
       started: `time.time()` when the command began, for the log.
 
     Returns:
-      The last evaluation's figures; empty when the run was stopped before its end.
+      The last evaluation's figures of the test images; empty when the run was stopped before its end.
 
     Raises:
       UserError: the config does not fit the data, the devices or the workdir; the loss is no
@@ -78,10 +80,11 @@ def train(
     keep_freed_memory()
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
-    train_source, test_source = open_sources(config)
+    splits = open_splits(config)
+    train_source = splits.train
     if peers.count > 1:
-        peers.agree("the training data", fingerprint(train_source))
-        peers.agree("the test data", fingerprint(test_source))
+        for name, source in splits.named.items():
+            peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))
     few_shot_tasks = open_tasks(config, peers)
     num_classes, supervised = class_count(config, train_source), is_supervised(config)
     steps = step_count(config, len(train_source))
@@ -89,7 +92,7 @@ def train(
     program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, build=origin.build)
 
     leader = jax.process_index() == 0
-    images = {"train": len(train_source), "test": len(test_source)}
+    images = {name: len(source) for name, source in splits.named.items()}
     names = train_source.class_names if supervised else ()
     manifest = make_manifest(steps, names, images, origin.model, origin.arguments)
     if leader:
@@ -97,15 +100,14 @@ def train(
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
     console.say(describe(config, manifest, program, origin))
-    for split, source in (("training", train_source), ("test", test_source)):
-        if source.empty_classes:
-            console.say(f"note: no {split} images of {', '.join(source.empty_classes[:20])}")
+    for note in notes(config, splits):
+        console.say(note)
     if len(train_source) < config.batch_size:
         console.say(
             f"note: a batch of {config.batch_size} shows images of {len(train_source)} more than once"
         )
     warn = console.say if leader else print  # Each process names the images that it cannot read.
-    evaluate = Evaluator(program, test_source, config, warn)
+    evaluate = Evaluator(program, splits.named, config, warn)
     shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
     few_shot = FewShot(config, few_shot_tasks, program.graphdef, shardings, mesh, warn)
 
@@ -148,8 +150,11 @@ def train(
         )
         batch = feed.take() if first_step < steps else None
 
-        def evaluation(step: int) -> dict[str, float] | None:
-            """Figures of the newest parameters, written; None when a signal came before they were."""
+        def evaluation(step: int) -> Figures | None:
+            """Figures of the newest parameters, written; None when a signal came before they were.
+
+            They are of the split that chooses, and at the end of the test images too.
+            """
 
             def go_on():
                 watchdog.done("a batch of the evaluation")
@@ -157,17 +162,21 @@ def train(
 
             ledger.enter("evaluate")
             params, own = program.evaluated(state), objective_weights(state)
-            figures, row = evaluate(params, own, go_on), {}
-            if figures and few_shot.due(step, last=step == steps):
+            figures, row = {}, {}
+            for split in dict.fromkeys([splits.chosen_by] + ["test"] * (step == steps)):
+                if (found := evaluate(split, params, own, go_on)) is None:
+                    return None
+                figures[split] = found
+            if few_shot.due(step, last=step == steps):
                 row = few_shot(params, go_on)
-            if figures is None or row is None:
+            if row is None:
                 return None
-            for line in (in_words(figures), *in_lines(row)):
+            for line in (*in_words(figures), *in_lines(row)):
                 console.say(f"step {step} | {line}")
             if writer:
-                writer.write(step, {f"test/{name}": value for name, value in figures.items()} | row)
+                writer.write(step, by_name(figures, "/") | row)
             if not supervised:
-                drawn = evaluate.pictures(params, own)
+                drawn = evaluate.pictures(splits.chosen_by, params, own)
                 if leader:
                     file = workdir / RECONSTRUCTIONS / f"{step}.png"
                     file.parent.mkdir(exist_ok=True)
@@ -176,14 +185,16 @@ def train(
                         report(step, figures)
             return figures
 
-        def report(step: int, figures: dict[str, float], samples=(), looks=()) -> Path:
+        def report(step: int, figures: Figures, samples=(), looks=()) -> Path:
             """Written at the end, and with each picture of an objective that has such."""
-            table = {f"test {name.replace('_', ' ')}": f"{value:,.4g}" for name, value in figures.items()}
+            named = by_name(figures, " ").items()
+            table = {name.replace("_", " "): f"{value:,.4g}" for name, value in named}
             drawn = kept_pictures(workdir / RECONSTRUCTIONS)
-            pictures = {"Test images: original, visible, predicted": drawn, "What it sees": dict(looks)}
+            shown = f"{splits.chosen_by.capitalize()} images: original, visible, predicted"
+            pictures = {shown: drawn, "What it sees": dict(looks)}
             return write_report(workdir, table | {"steps": f"{step:,}"}, samples, pictures)
 
-        figures = checkpoints.figures.get(first_step)
+        figures = by_split(checkpoints.figures.get(first_step), splits.chosen_by)
         if (
             figures is None
             and first_step
@@ -220,7 +231,8 @@ def train(
             stopping = stopping or (evaluating and figures is None)
             if due or stopping:
                 ledger.enter("save")
-                checkpoints.save(step, as_items(state, metrics), figures)
+                saved = figures and as_saved(figures, splits.chosen_by)
+                checkpoints.save(step, as_items(state, metrics), saved)
             ledger.enter("train")
             watchdog.done(f"step {step}")
             if stopping and not (last and figures):
@@ -239,28 +251,11 @@ def train(
         if leader:
             written = report(steps, figures, samples, looks)
             checkpoints.wait()
-            console.say(f"done after {duration(time.time() - started)} | {in_words(figures)}")
+            (line,) = in_words({"test": figures["test"]})
+            console.say(f"done after {duration(time.time() - started)} | {line}")
             console.say(ledger.in_words())
             console.say(f"report: {written}")
-        return figures
-
-
-def open_sources(config: ConfigDict) -> tuple[Source, Source]:
-    """The training and the test split."""
-    values = config.data
-    arguments = dict(
-        path=values.path,
-        label_key=values.label_key,
-        num_classes=values.num_classes,
-        parts=values.parts or (),
-        weights=values.weights,
-        image_size=values.image_size,
-        only=values.classes,
-        labels=is_supervised(config),
-    )
-    train_source = open_source(values.source, values.train_split, **arguments)
-    names = train_source.class_names
-    return train_source, open_source(values.source, values.test_split, class_names=names, **arguments)
+        return figures["test"]
 
 
 def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh) -> Feed:
@@ -334,11 +329,37 @@ def from_items(items: dict) -> tuple[State, Metrics]:
     return items | run, metrics
 
 
-def in_words(figures: dict[str, float]) -> str:
-    """An evaluation as part of a line."""
-    shares = figures.keys() - {"loss", "images"}
-    parts = [f"test {name.replace('_', ' ')} {figures[name]:.2%}" for name in sorted(shares)]
-    return " | ".join([*parts, f"test loss {figures['loss']:.4f} ({figures['images']:.0f} images)"])
+def as_saved(figures: Figures, chosen_by: str) -> dict[str, float]:
+    """An evaluation as a checkpoint keeps it: by their bare names the figures that choose."""
+    others = {split: found for split, found in figures.items() if split != chosen_by}
+    return figures[chosen_by] | by_name(others, "/")
+
+
+def by_split(saved: dict[str, float] | None, chosen_by: str) -> Figures | None:
+    """The evaluation that `as_saved` made."""
+    figures = {}
+    for name, value in (saved or {}).items():
+        split, _, figure = name.rpartition("/")
+        figures.setdefault(split or chosen_by, {})[figure] = value
+    return figures or None
+
+
+def by_name(figures: Figures, between: str) -> dict[str, float]:
+    """Figures of all splits, each by the split's name and its own."""
+    return {
+        f"{split}{between}{name}": value for split, found in figures.items() for name, value in found.items()
+    }
+
+
+def in_words(figures: Figures) -> list[str]:
+    """An evaluation as parts of lines, one for each split."""
+    lines = []
+    for split, found in figures.items():
+        shares = sorted(found.keys() - {"loss", "images"})
+        parts = [f"{split} {name.replace('_', ' ')} {found[name]:.2%}" for name in shares]
+        parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
+        lines.append(" | ".join(parts))
+    return lines
 
 
 def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origin) -> str:
@@ -360,7 +381,10 @@ def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origi
             f"{config.model.dtype}",
             *(f"from     {line}" for line in origin.found),
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
-            f"{images['test']:,} to test" + (classes if manifest["num_classes"] else ""),
+            + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
+            + f"{images['test']:,} to test"
+            + (classes if manifest["num_classes"] else ""),
+            f"decodes  {_decoders(config, images['train'])}",
             f"trains   {objective}",
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
             f"batch {config.batch_size} ({config.batch_size / jax.device_count():g} a device)"
@@ -368,3 +392,9 @@ def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origi
             f"run      {manifest['steps']:,} steps, seed {config.seed}",
         ]
     )
+
+
+def _decoders(config: ConfigDict, images: int) -> str:
+    """What decodes training images, in words."""
+    workers, threads = decoders(config.data.workers, config.data.threads, images)
+    return f"{f'{workers} processes of' if workers else 'this process,'} {threads} thread(s)"

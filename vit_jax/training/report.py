@@ -32,15 +32,16 @@ td:last-child { font-variant-numeric: tabular-nums; text-align: right; padding-r
 .samples span { color: var(--muted); } pre { overflow-x: auto; font-size: .85rem; }
 """
 
+
+def _of_each_split(name: str) -> dict[str, str]:
+    return {f"train/{name}": "training", f"dev/{name}": "dev", f"test/{name}": "test"}
+
+
 # Title, rows' keys with their names in the legend, and the factor to the unit shown.
 CURVES = (
-    ("Loss", {"train/loss": "training", "test/loss": "test"}, 1),
-    ("Accuracy, %", {"train/accuracy": "training", "test/accuracy": "test"}, 100),
-    (
-        "Accuracy in hidden patches, %",
-        {"train/patch_accuracy": "training", "test/patch_accuracy": "test"},
-        100,
-    ),
+    ("Loss", _of_each_split("loss"), 1),
+    ("Accuracy, %", _of_each_split("accuracy"), 100),
+    ("Accuracy in hidden patches, %", _of_each_split("patch_accuracy"), 100),
     ("Learning rate", {"train/learning_rate": ""}, 1),
     ("Throughput, images/s", {"train/images_per_second": ""}, 1),
 )
@@ -115,8 +116,9 @@ def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) ->
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 9}):
         figure = Figure(figsize=(4.6, 2.8), layout="constrained")
         axes = figure.add_subplot()
-        for (name, line), style in zip(points.items(), ("-", "o-"), strict=False):
+        for name, line in points.items():
             if line:
+                style = "-" if name in ("", "training") else "o-"
                 style = "o" if len(line) == 1 else style  # A line through one point is not seen.
                 axes.plot(*zip(*line, strict=True), style, label=name, markersize=4, linewidth=1.5)
         axes.set_title(title, loc="left", fontweight="bold")

@@ -69,12 +69,12 @@ def test_objectives_parameters_are_trained_beside_the_models(name):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_evaluation_does_not_depend_on_the_batch(name):
     figures = []
-    source = open_source("digits", "test[:40]")
+    splits = {"test": open_source("digits", "test[:40]")}
     for batch_size in (16, 40):
         program, config = program_of(name, batch_size=batch_size)
         state = program.initial_state(0)
-        evaluate = Evaluator(program, source, config, print)
-        figures.append(evaluate(state["params"], state["extra"]["objective"], lambda: True))
+        evaluate = Evaluator(program, splits, config, print)
+        figures.append(evaluate("test", state["params"], state["extra"]["objective"], lambda: True))
     assert figures[0]["images"] == 40
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
 

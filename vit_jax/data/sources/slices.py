@@ -44,6 +44,22 @@ def _boundary(text: str, default: int, images: int) -> int:
     return min(max(index + images if index < 0 else index, 0), images)
 
 
+def overlap(one: str, other: str, images: int) -> bool:
+    """Whether two splits are known to share images, of a data set whose whole ones have so many each."""
+    try:
+        mine, theirs = (
+            [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]
+            for split in (one, other)
+        )
+    except UserError:  # TFDS reads more than this, and says it where it does not.
+        return False
+    return any(
+        name == its_name and max(a.start, b.start) < min(a.stop, b.stop)
+        for name, a in mine
+        for its_name, b in theirs
+    )
+
+
 def cut(split: str, piece: str) -> str:
     """A slice of a split: `[:90%]` of `all[:80%]` is `all[:80%][:90%]`; of `train+test` it is one of each."""
     return "+".join(part + piece for part in split.split("+"))

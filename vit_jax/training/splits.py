@@ -1,0 +1,96 @@
+"""The splits of a run: what it trains on, what it chooses by, and what it reports."""
+
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import is_supervised
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Source, Subset
+from vit_jax.data.sources.slices import overlap
+from vit_jax.errors import UserError
+
+MANY = 10**9  # Images of a split whose size is not known, for the shares that are cut out of it.
+SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
+
+
+class Splits(NamedTuple):
+    """The sources of a run.
+
+    Attributes:
+      dev: what is evaluated while training goes on, and chosen by; None: `test` is.
+    """
+
+    train: Source
+    dev: Source | None
+    test: Source
+
+    @property
+    def named(self) -> dict[str, Source]:
+        """Those that there are, by their names in metrics and figures."""
+        return {name: source for name, source in self._asdict().items() if source is not None}
+
+    @property
+    def chosen_by(self) -> str:
+        """The name of the split that chooses among checkpoints."""
+        return "test" if self.dev is None else "dev"
+
+
+def open_splits(config: ConfigDict) -> Splits:
+    """The sources that a config names; classes have the numbers of the training split.
+
+    Raises:
+      UserError: one does not exist, is empty or cannot be read; what chooses is trained on or reported.
+    """
+    values = config.data
+    arguments = dict(
+        path=values.path,
+        label_key=values.label_key,
+        num_classes=values.num_classes,
+        parts=values.parts or (),
+        weights=values.weights,
+        image_size=values.image_size,
+        only=values.classes,
+        labels=is_supervised(config),
+    )
+    train = open_source(values.source, values.train_split, **arguments)
+    for key in ("train_split", "test_split") if values.dev_split is not None else ():
+        if share(config, train, "dev_split", key):
+            raise UserError(
+                f"config.data.dev_split is {values.dev_split!r}, and config.data.{key} has images of it: "
+                f"{values[key]!r}; give another, or --config.data.dev_split=None"
+            )
+    named = dict(class_names=train.class_names, **arguments)
+    dev = open_source(values.source, values.dev_split, **named) if values.dev_split is not None else None
+    return Splits(train, dev, open_source(values.source, values.test_split, **named))
+
+
+def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
+    """Whether two splits of `config.data` have images in common; those of synthetic data may."""
+    if config.data.source == "synthetic":
+        return False
+    images = len(train.source) if isinstance(train, Subset) else MANY
+    return overlap(config.data[one], config.data[other], images)
+
+
+def notes(config: ConfigDict, splits: Splits) -> list[str]:
+    """Lines on what somebody might not expect of a run's splits."""
+    lines = [
+        f"note: no {SPOKEN[name]} images of {shortened(source.empty_classes)}"
+        for name, source in splits.named.items()
+        if source.empty_classes
+    ]
+    if share(config, splits.train, "train_split", "test_split"):
+        lines.append("note: the test images are trained on, some of them or all")
+    if config.checkpoint.keep_best and splits.dev is None:
+        lines.append(
+            "note: checkpoint.keep_best chooses by the test images, so that their figures are too good; "
+            "config.data.dev_split names others to choose by"
+        )
+    return lines
+
+
+def shortened(names: tuple[str, ...], most: int = 20) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
