@@ -147,11 +147,11 @@ def frozen_network():
 
 def frozen(data_sets: list[DataSet], find: Callable[[DataSet], None]) -> None:
     """On each data set, one of the evaluations of the frozen network."""
-    from vit_jax.evaluation.fewshot import DATA_SETS
+    from vit_jax.evaluation.fewshot import DATA_SETS, cut_in_two
 
     for described in data_sets or DATA_SETS:
         is_tfds = described.kind == "tfds"
-        find(described._replace(path=in_data_dir(described.path)) if is_tfds else described)
+        find(described._replace(path=in_data_dir(described.path)) if is_tfds else cut_in_two(described))
 
 
 def few_shot(results: Results, described: DataSet, shots: list[int], seeds: list[int]) -> None:
@@ -176,7 +176,7 @@ def few_shot(results: Results, described: DataSet, shots: list[int], seeds: list
                 return rows
             task = Task(described.name, *sources, possible, seeds)
         found = task.accuracies(*frozen_network())
-        note = f"seeds {', '.join(map(str, seeds))}; penalty {found[0].penalty:g}"
+        note = f"seeds {', '.join(map(str, seeds))}; penalty {found[0].penalty:g}{split_note(described)}"
         return [
             Row(
                 "fewshot",
@@ -192,6 +192,12 @@ def few_shot(results: Results, described: DataSet, shots: list[int], seeds: list
     attempt(results, "fewshot", [name(count) for count in shots], figures)
 
 
+def split_note(described: DataSet) -> str:
+    """Which images train and test, where these are not splits of their own."""
+    train, test = described.train_split, described.test_split
+    return f"; {train} to train, {test} to test" if train.startswith("all") else ""
+
+
 def probe(results: Results, described: DataSet) -> None:
     from vit_jax.evaluation.fewshot import open_data_set
     from vit_jax.evaluation.knn import knn_accuracy
@@ -205,7 +211,7 @@ def probe(results: Results, described: DataSet) -> None:
         features = extractor(params, train), extractor(params, test)
         near = knn_accuracy(*features, len(train.class_names), mesh())
         found = linear_probe(*features, len(train.class_names), mesh())
-        notes = "", f"penalty {found.penalty:g}"
+        notes = split_note(described).lstrip("; "), f"penalty {found.penalty:g}{split_note(described)}"
         return [
             Row("probe", name, accuracy, None, len(features[1].values), note)
             for name, accuracy, note in zip(names, (near, found.accuracy), notes, strict=True)

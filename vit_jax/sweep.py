@@ -21,11 +21,11 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.config import check, differences, from_json, is_supervised, to_json
-from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.base import Source, lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
 from vit_jax.jobs import Job, Outcome, outcome, run_jobs
-from vit_jax.training.splits import MANY, open_splits, shortened
+from vit_jax.training.splits import MANY, open_splits
 
 CONFIG = command.define_config(None, "The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
@@ -75,8 +75,8 @@ def main(arguments: list[str]) -> None:
     if ONLY.value not in (None, *names):
         raise UserError(f"--only={ONLY.value}: the runs are {', '.join(names)}")
     for name, source in open_held_out(config, train_split, dev_split).items():
-        if source.empty_classes:
-            print(f"note: no {name} images of {shortened(source.empty_classes)}")
+        for line in lacking(name, source):
+            print(line)
     claim(folder, config)
 
     run_jobs([job for job in rates.values() if ONLY.value in (None, job.name)])

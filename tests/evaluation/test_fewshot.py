@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
+from tests.data.test_slices import make_folder
 from tests.evaluation import plain
 from vit_jax.config import base_config, data_set
 from vit_jax.data.sources import open_source
@@ -94,6 +95,15 @@ def test_features_of_a_model_with_a_head_are_what_the_same_without_it_returns():
 def test_preprocessing_is_the_protocols_at_any_size(size, resize):
     crop = transfer_crop(size)
     assert (crop.size, crop.kind, crop.resize) == (size, "square", resize)
+
+
+def test_features_say_how_far_they_are(model, monkeypatch):
+    monkeypatch.setattr("vit_jax.progress.SECONDS", 0)
+    said = []
+    extractor, params = extractor_of(model, MESH, batch_size=16, say=said.append)
+    extractor(params, Subset(DIGITS[1], range(48)))
+    assert [line.split(" | ")[0] for line in said] == [f"features: {n} of 48 images" for n in (16, 32)]
+    assert all(line.endswith(" left") for line in said)
 
 
 def test_images_that_are_not_square_are_refused():
@@ -258,6 +268,26 @@ def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
         train(config(shots=(1, 400)), tmp_path / "run")
     assert not (tmp_path / "run").exists()  # Which would now be that config's.
+
+
+def test_folder_of_classes_without_splits_is_cut_in_two_and_said(tmp_path):
+    make_folder(tmp_path / "pets", {"ant": 10, "cat": 30, "rare": 1})
+    said = []
+    described = fewshot.cut_in_two(fewshot.data_set(f"folder:{tmp_path / 'pets'}"), said.append)
+    train, test = fewshot.open_data_set(described, say=said.append)
+    for source, ants in ((train, 8), (test, 2)):
+        counts = np.bincount(source.label_table()[:, 0], minlength=3)
+        assert abs(counts[0] - ants) <= 1 and abs(counts[1] - 3 * ants) <= 1
+    assert "pets has no folders train and test: all[:80%] of each class is to train" in said[0]
+    assert said[1:] in (["pets: no test images of rare"], ["pets: no training images of rare"])
+
+
+def test_folder_with_splits_is_taken_as_it_is(tmp_path):
+    make_folder(tmp_path / "pets" / "train", {"ant": 1, "cat": 1})
+    pets = f"folder:{tmp_path / 'pets'}"
+    for text in (pets, f"{pets}/train@all[:1],all[1:]", "digits:"):
+        described = fewshot.data_set(text)
+        assert fewshot.cut_in_two(described, pytest.fail) == described
 
 
 def test_data_set_that_is_not_there_ends_a_run_before_it_starts(tmp_path):

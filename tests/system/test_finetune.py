@@ -120,22 +120,42 @@ def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tm
         "--config.sweep.rates=(0.01,1e38)",  # The second fails.
         "--config.sweep.seeds=(3,4)",
         "--config.max_skipped_steps=0",
+        "--config.data.train_split=train[:80%]",
+        "--config.data.test_split=train[80%:]",
         f"--workdir={folder}",
     )
     process = run(*arguments, module="vit_jax.sweep")
     assert process.returncode == 0, process.stderr
     results = json.loads((folder / "results.json").read_text())
     assert results["best_rate"] == 0.01
-    assert results["rates"]["0.01"]["figures"]["images"] == 144  # A tenth of the training images.
+    assert results["rates"]["0.01"]["figures"]["images"] == 115  # A tenth of the training images.
     assert "not finite" in results["rates"]["1e+38"]["failure"]
-    assert [results["seeds"][seed]["figures"]["images"] for seed in "34"] == [360, 360]
+    assert [results["seeds"][seed]["figures"]["images"] for seed in "34"] == [287, 287]
     accuracies = [figures(folder / f"seed-{seed}")["test/accuracy"] for seed in (3, 4)]
     assert f"{np.mean(accuracies):.2%} ± {100 * np.std(accuracies, ddof=1):.2f}" in process.stdout
     config = json.loads((folder / "seed-3" / "config.json").read_text())
-    assert config["optimizer"]["learning_rate"] == 0.01 and config["data"]["train_split"] == "train"
+    assert config["optimizer"]["learning_rate"] == 0.01 and config["data"]["train_split"] == "train[:80%]"
+    config = json.loads((folder / "rate-0.01" / "config.json").read_text())
+    assert config["data"]["train_split"] == "train[:80%][:90%]"
+    assert config["data"]["test_split"] == "train[:80%][90%:]"
     assert (folder / "results.png").stat().st_size > 5000
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*/report.html")}
     assert len(times) == 3
     again = run(*arguments, "--only=seed-3", module="vit_jax.sweep")
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/report.html")} == times
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--config.data.source=folder", "--config.data.path=nowhere"], "no folder nowhere/train"),
+        (["--config.sweep.dev_split=test"], "config.data.test_split has images of it: 'test'"),
+    ],
+)
+def test_mistake_in_a_sweeps_splits_is_said_before_any_run(flags, words, run, tmp_path):
+    flags = (*FINETUNE, *flags, "--config.finetune.checkpoint=of_no_matter")
+    process = run(*flags, f"--workdir={tmp_path / 'sweep'}", module="vit_jax.sweep")
+    assert (process.returncode, process.stdout) == (2, "")
+    assert words in process.stderr.splitlines()[-1]
+    assert not (tmp_path / "sweep").exists()

@@ -5,6 +5,7 @@ images of each class, and scored on the whole test split.
 """
 
 import hashlib
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +17,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import DataSet, data_set
 from vit_jax.data.sources import open_source
-from vit_jax.data.sources.base import Source, Subset, fingerprint
+from vit_jax.data.sources.base import Source, Subset, fingerprint, lacking
+from vit_jax.data.sources.folder import folders_in
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels, transfer_crop
@@ -27,6 +29,7 @@ from vit_jax.progress import Progress
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 PENALTY = 2.0**10
+HALVES = "all[:80%]", "all[80%:]"  # To train and to test, of a folder that has classes but no splits.
 # What Scenic tries for each number of shots; `best_penalty` chooses.
 PENALTY_GRID = tuple(2.0**power for power in range(-10, 20))
 
@@ -165,9 +168,9 @@ def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = pr
     """
     tasks, values = [], config.fewshot
     for text in values.sets if values.every else ():
-        described = data_set(text)
+        described = cut_in_two(data_set(text), say)
         try:
-            sources = open_data_set(described, image_size=config.data.image_size)
+            sources = open_data_set(described, config.data.image_size, say)
         except UserError as error:
             raise UserError(f"config.fewshot.sets: cannot open {text}: {error}") from error
         task = Task(described.name, *sources, values.shots, values.seeds, say)
@@ -273,8 +276,32 @@ def few_shot(
     return task.accuracies(extractor, params, penalties, say=say)
 
 
-def open_data_set(described: DataSet, image_size: int = 224) -> tuple[Source, Source]:
+def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSet:
+    """The data set with splits that it has: a folder of classes has none of its own, and is cut in two.
+
+    Args:
+      say: is told of that.
+    """
+    path, splits = described.path, (described.train_split, described.test_split)
+    if described.kind != "folder" or splits != ("train", "test") or not os.path.isdir(path):
+        return described
+    if any(os.path.isdir(os.path.join(path, split)) for split in splits) or not folders_in(path):
+        return described
+    train, test = HALVES
+    say(
+        f"{path} has no folders train and test: {train} of each class is to train and {test} to test "
+        f"(folder:{path}@TRAIN,TEST says it otherwise)"
+    )
+    return described._replace(train_split=train, test_split=test)
+
+
+def open_data_set(
+    described: DataSet, image_size: int = 224, say: Callable[[str], None] = print
+) -> tuple[Source, Source]:
     """Training and test images, whose classes have the same numbers; `image_size` is of synthetic ones.
+
+    Args:
+      say: is told of classes without an image.
 
     Raises:
       UserError: what does not exist, is empty or cannot be read.
@@ -282,7 +309,10 @@ def open_data_set(described: DataSet, image_size: int = 224) -> tuple[Source, So
     arguments = dict(path=described.path, image_size=image_size)
     train = open_source(described.kind, described.train_split, **arguments)
     names = train.class_names
-    return train, open_source(described.kind, described.test_split, class_names=names, **arguments)
+    test = open_source(described.kind, described.test_split, class_names=names, **arguments)
+    for line in (*lacking("training", train), *lacking("test", test)):
+        say(f"{described.name}: {line.removeprefix('note: ')}")
+    return train, test
 
 
 def choose(

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import is_supervised
 from vit_jax.data.sources import open_source
-from vit_jax.data.sources.base import Source, Subset
+from vit_jax.data.sources.base import Source, Subset, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 
@@ -75,11 +75,7 @@ def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
 
 def notes(config: ConfigDict, splits: Splits) -> list[str]:
     """Lines on what somebody might not expect of a run's splits."""
-    lines = [
-        f"note: no {SPOKEN[name]} images of {shortened(source.empty_classes)}"
-        for name, source in splits.named.items()
-        if source.empty_classes
-    ]
+    lines = [line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)]
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
     if config.checkpoint.keep_best and splits.dev is None:
@@ -88,9 +84,3 @@ def notes(config: ConfigDict, splits: Splits) -> list[str]:
             "config.data.dev_split names others to choose by"
         )
     return lines
-
-
-def shortened(names: tuple[str, ...], most: int = 20) -> str:
-    """The first of some names, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

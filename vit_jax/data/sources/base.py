@@ -81,6 +81,17 @@ class Source:
         return table
 
 
+def lacking(images: str, source: Source, most: int = 20) -> list[str]:
+    """A line that names the classes that are known to have no image, if there are any.
+
+    Args:
+      images: what the source's are called, such as "training".
+    """
+    empty = source.empty_classes
+    more = f" and {len(empty) - most:,} more" if len(empty) > most else ""
+    return [f"note: no {images} images of {', '.join(empty[:most])}{more}"] if empty else []
+
+
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     """Short values by which two hosts see whether they read the same: counts, names, some examples."""
 
