@@ -137,7 +137,7 @@ def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tm
     assert config["optimizer"]["learning_rate"] == 0.01 and config["data"]["train_split"] == "train[:80%]"
     config = json.loads((folder / "rate-0.01" / "config.json").read_text())
     assert config["data"]["train_split"] == "train[:80%][:90%]"
-    assert config["data"]["test_split"] == "train[:80%][90%:]"
+    assert config["data"]["test_split"] == "train[:80%][90%:]" and config["data"]["dev_split"] is None
     assert (folder / "results.png").stat().st_size > 5000
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*/report.html")}
     assert len(times) == 3
