@@ -4,12 +4,57 @@ They are compiled once for all workers, and for the processes that tests start.
 """
 
 import atexit
+import contextlib
+import importlib.util
 import os
 import shutil
 import tempfile
+
+import pytest
 
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # Set for the workers by the process that starts them.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+# The PyTorch libraries that are compared with.
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """PyTorch; the test is skipped where it is not installed."""
+    library = pytest.importorskip("torch")
+    library.set_num_threads(1)  # More would spin, on the cores of the other tests.
+    name_missing_operators(library)
+    return library
+
+
+@pytest.fixture(scope="session")
+def timm(torch):
+    """timm; the test is skipped where it is not installed."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("timm needs torchvision")
+    return pytest.importorskip("timm")
+
+
+def name_missing_operators(torch) -> None:
+    """Lets timm and Transformers be imported where a torchvision built for CUDA lies beside a torch for CPUs.
+
+    Its compiled operators are missing then. They use none of them, but the names must exist.
+    """
+    if not torch.cuda.is_available():
+        for name in ("nms", "qnms"):
+            with contextlib.suppress(RuntimeError):  # It is there.
+                torch.library.define(
+                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
+
+
+@pytest.fixture(scope="session")
+def transformers(torch):
+    """Transformers; the test is skipped where it is not installed."""
+    library = pytest.importorskip("transformers")
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    return library
