@@ -30,6 +30,8 @@ ARGUMENTS = {
     ),
     "resnet_width": whole(1, 1024),
     "resnet_epsilons": one_of("google", "timm"),
+    "cls_token": flag(),
+    "fc_norm": flag(),
     "pooling": one_of("cls", "gap", "map"),
     "distillation": one_of("none", "token", "heads"),
     "position": one_of("1d", "2d", "relative", "sincos2d", "sincos2d_mae", "none"),

@@ -46,6 +46,17 @@ VITS = {
         "vit_tiny_patch16_224",
         dict(size=160, depth=2, global_pool="avg", class_token=False, fc_norm=False),
     ),
+    "class token and gap, fc_norm": ("vit_tiny_patch16_224", dict(size=96, depth=2, global_pool="avg")),
+    "class token and gap": (
+        "vit_tiny_patch16_224",
+        dict(size=96, depth=2, global_pool="avg", fc_norm=False, reg_tokens=2),
+    ),
+    "class token and map": ("vit_tiny_patch16_224", dict(size=96, depth=2, global_pool="map")),
+    "fc_norm and map": (
+        "vit_tiny_patch16_224",
+        dict(size=96, depth=2, global_pool="map", class_token=False, fc_norm=True),
+    ),
+    "fc_norm and class token": ("vit_tiny_patch16_224", dict(size=96, depth=2, fc_norm=True)),
     "map, QK-norm": (
         "vit_tiny_patch16_224",
         dict(size=160, depth=2, global_pool="map", class_token=False, qk_norm=True),
@@ -82,7 +93,7 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
     ("name", "options", "message"),
     [
         ("vit_tiny_patch16_224", dict(act_layer="relu"), "act_layer='relu' is not read"),
-        ("vit_tiny_patch16_224", dict(global_pool="avg"), "global_pool='avg' is not read|fc_norm"),
+        ("vit_tiny_patch16_224", dict(global_pool="max"), "global_pool='max'"),
         (
             "vit_tiny_patch16_224",
             dict(global_pool="max", class_token=False, fc_norm=False),
@@ -203,6 +214,7 @@ OURS = {
         "ViT-B/16": dict(depth=2),
         "ViT-Ti/16 distilled": dict(depth=2, distillation="heads", image_size=64),
         "ViT-Ti/16 gap": dict(depth=2, pooling="gap", image_size=64),
+        "ViT-Ti/16 MAE": dict(depth=2, pooling="gap", cls_token=True, fc_norm=True, image_size=64),
         "ViT-Ti/16 map": dict(depth=2, pooling="map", image_size=64, gelu="erf", qk_norm=True),
         "ViT-Ti/16 registers": dict(depth=2, registers=4, layer_scale=0.1, image_size=64),
         "ViT-Ti/16 swiglu": dict(mlp="swiglu", hidden=200, image_size=64, depth=2),

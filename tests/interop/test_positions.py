@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
-from helpers import params_of, random_model, write
+from helpers import described, params_of, random_model, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vit_jax
+from vit_jax.interop.checkpoint import Checkpoint, fit, skeleton
 from vit_jax.interop.positions import resize_positions
+from vit_jax.models.position import sincos2d
 
 SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
@@ -81,3 +83,22 @@ def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path
     loaded = vit_jax.load_model(tmp_path / "model", distillation="none", say=str)
     before, after = (params_of(m)["position_embedding/table"] for m in (model, loaded))
     np.testing.assert_array_equal(after, np.delete(before, 1, axis=1))
+
+
+def test_fixed_positions_become_a_table_to_learn_from_and_a_new_norm_starts_as_one():
+    # As in a masked autoencoder's fine-tuning.
+    sizes = dict(num_classes=0, dim=16, depth=1, hidden=24, heads=2)
+    model, values = described("ViT-Ti/16", image_size=64, position="sincos2d", **sizes)
+    shapes = skeleton(model, values)[1]
+    checkpoint = Checkpoint("here", "nowhere", model, values, shapes, lambda path: np.ones(shapes[path]), [])
+    changes = dict(num_classes=5, pooling="gap", cls_token=True, fc_norm=True, position="1d")
+    fitted, sources, done = fit(checkpoint, changes)
+    table = sources["position_embedding/table"]()
+    np.testing.assert_array_equal(table[0, 0], np.zeros(16))
+    np.testing.assert_array_equal(table[0, 1:], sincos2d((4, 4), 16, "sincos2d"))
+    assert sources.keys() == skeleton(model, fitted)[1].keys()
+    assert (sources["fc_norm/scale"]() == 1).all() and not sources["fc_norm/bias"]().any()
+    assert done.dropped == ["norm/bias", "norm/scale"]
+    assert done.fresh[:2] == ["fc_norm/bias [16], zero", "fc_norm/scale [16], one"]
+    larger = fit(checkpoint, changes | dict(image_size=128))[1]["position_embedding/table"]()
+    np.testing.assert_allclose(larger[0, [1, 8, 57, 64]], table[0, [1, 4, 13, 16]], atol=1e-6)

@@ -36,6 +36,10 @@ OPTIONS = {
     "timm": [
         dict(gelu="erf"),
         dict(pooling="gap"),
+        dict(pooling="gap", cls_token=True),
+        dict(pooling="gap", fc_norm=True),
+        dict(fc_norm=True),
+        dict(pooling="map", gelu="erf", cls_token=True, fc_norm=True),
         dict(pooling="map", gelu="erf"),
         dict(distillation="heads"),
         dict(registers=3, layer_scale=1e-5),

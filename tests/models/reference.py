@@ -211,6 +211,8 @@ def vit(
     dim: int,
     resnet_blocks=None,
     pooling="cls",
+    cls_token=False,
+    fc_norm=False,
     distillation="none",
     position="1d",
     position_at="stem",
@@ -234,7 +236,7 @@ def vit(
     x = patches @ kernel + params["patch_embedding"]["bias"]
     if distillation != "none":
         x = np.concatenate([params["distillation_token"][0], x])
-    if pooling == "cls":
+    if pooling == "cls" or cls_token:
         x = np.concatenate([params["cls"][0], x])
     placed = len(x)  # Tokens with a position.
     special = placed - rows * columns
@@ -277,7 +279,8 @@ def vit(
             x = grid.reshape(-1, dim)
         else:
             x = block(x, p)
-    x = layer_norm(x, params["norm"], norm_epsilon)
+    if not fc_norm:
+        x = layer_norm(x, params["norm"], norm_epsilon)
 
     patches = x[special:placed]
     if pooling == "cls":
@@ -286,6 +289,8 @@ def vit(
         pooled = patches.mean(0)
     else:
         pooled = attention_pooling(patches, params["attention_pooling"], gelu, norm_epsilon)
+    if fc_norm:
+        pooled = layer_norm(pooled, params["fc_norm"], norm_epsilon)
     if pre_logits:
         pooled = np.tanh(linear(pooled, params["pre_logits"]))
     if not num_classes:

@@ -40,6 +40,10 @@ ALL = dict(
         dict(mlp="swiglu"),
         dict(pooling="map", gelu="erf"),
         dict(pooling="map", registers=2, pre_logits=True),
+        dict(pooling="gap", cls_token=True, fc_norm=True),
+        dict(pooling="gap", cls_token=True, position="sincos2d", registers=2),
+        dict(pooling="map", cls_token=True, fc_norm=True, norm_epsilon=0.1),
+        dict(pooling="cls", fc_norm=True),
         dict(distillation="token"),
         dict(distillation="heads", registers=2, pre_logits=True),
         dict(norm_epsilon=0.1, qk_norm=True, pooling="map"),
@@ -202,6 +206,7 @@ def test_parameter_count_with_attention_pooling_is_scaling_vits(name, parameters
     [
         (dict(), 1 + 6),
         (dict(pooling="gap"), 6),
+        (dict(pooling="gap", cls_token=True), 1 + 6),
         (dict(pooling="map", registers=4), 6 + 4),
         (dict(distillation="token"), 2 + 6),
         (dict(distillation="heads", registers=1), 2 + 6 + 1),
@@ -223,6 +228,9 @@ def test_tokens_are_counted(overrides, tokens):
         (dict(attention="axial", pooling="gap", rope=True), "axial.*without rope"),
         (dict(attention="axial", pooling="gap", position="none"), "axial.*'1d', '2d' or 'sincos2d'"),
         (dict(attention="axial", pooling="gap", position="relative"), "axial.*'1d', '2d' or 'sincos2d'"),
+        (dict(attention="axial", pooling="gap", cls_token=True), "axial.*no class token"),
+        (dict(cls_token=True), "cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway"),
+        (dict(fc_norm=True, distillation="heads"), "fc_norm normalises one vector"),
         (dict(distillation="token", pooling="gap"), "distillation needs the class token.*pooling='cls'"),
         (dict(distillation="heads", pooling="map"), "distillation needs the class token.*pooling='cls'"),
         *(

@@ -33,6 +33,7 @@ from vit_jax.interop.files import (
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.positions import resize_axis, resize_positions
 from vit_jax.models import SIZES, BiT, ViT, abstract
+from vit_jax.models.position import FIXED, PositionEmbedding
 from vit_jax.models.resnet import resnet_stride
 
 LIBRARIES = {"google": "Google's npz", "timm": "timm", "transformers": "Transformers"}
@@ -248,17 +249,22 @@ def fit(
     sources, done = {}, Fit([], [], [])
 
     for path, shape in shapes.items():
-        found = checkpoint.shapes.get(path)
+        found, read = checkpoint.shapes.get(path), functools.partial(read_finite, checkpoint)
+        if path == "position_embedding/table" and _is_fixed(known):
+            table = _fixed_table(known, old)
+            found, read = table.shape, {path: table}.get
         if path.startswith(("head/", "distillation_head/")) and (new_head or found != shape):
             sources[path] = functools.partial(np.zeros, shape, np.float32)
             done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, zero")
         elif found == shape and (old == new or not _is_table(path)):
-            sources[path] = functools.partial(read_finite, checkpoint, path)
+            sources[path] = functools.partial(read, path)
         elif found and _is_table(path):
             rows = [_special(v) for v in (known, values)]
-            read = functools.partial(read_finite, checkpoint)
             sources[path] = functools.partial(_resized, read, path, old, new, *rows)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
+        elif path.startswith("fc_norm/"):
+            sources[path] = functools.partial(np.full, shape, float(path.endswith("scale")), np.float32)
+            done.fresh.append(f"{path} {list(shape)}, {'one' if path.endswith('scale') else 'zero'}")
         elif found:
             raise UserError(
                 f"{checkpoint.place}: {path} is {list(found)}, but the model asked for has {list(shape)}"
@@ -290,6 +296,17 @@ def _is_table(path: str) -> bool:
     return path.startswith("position_embedding/") and path.split("/")[-1] in ("table", "x", "y")
 
 
+def _is_fixed(values: dict) -> bool:
+    """Its positions are computed; a model with a table of its own may start from them."""
+    return values.get("position") in FIXED
+
+
+def _fixed_table(values: dict, grid: tuple[int, int]) -> np.ndarray:
+    """What a model without a table adds to its tokens."""
+    special = len(_special(values))
+    return np.asarray(PositionEmbedding(values["position"], grid, special, values["dim"], nnx.Rngs(0))())
+
+
 def _grid(model: type, values: dict) -> tuple[int, int] | None:
     if model is BiT:
         return None
@@ -299,7 +316,8 @@ def _grid(model: type, values: dict) -> tuple[int, int] | None:
 
 def _special(values: dict) -> list[str]:
     """The tokens before the patches."""
-    tokens = dict(cls=values["pooling"] == "cls", distillation=values["distillation"] != "none")
+    cls = values["cls_token"] or values["pooling"] == "cls"
+    tokens = dict(cls=cls, distillation=values["distillation"] != "none")
     return [token for token, present in tokens.items() if present]
 
 

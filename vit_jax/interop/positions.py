@@ -62,7 +62,8 @@ def image_size_of(
     if rows is None:
         return stated or wanted or (224, 224)
     stride = values["patch_size"] * resnet_stride(values["resnet_blocks"])
-    patches = rows - (values["pooling"] == "cls") - (values.get("distillation", "none") != "none")
+    cls = values["pooling"] == "cls" or values.get("cls_token", False)
+    patches = rows - cls - (values.get("distillation", "none") != "none")
     side = math.isqrt(patches)
     square = (side * stride, side * stride)
     for size in (stated, square, wanted):

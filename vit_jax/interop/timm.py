@@ -57,6 +57,7 @@ _VIT_RULES = (
     Rule(BLOCK + r"scale(\d)", _THEIRS + "ls{1}.gamma"),
     *torch_dense(BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
     *torch_norm("norm", "norm"),
+    *torch_norm("fc_norm", "fc_norm"),
     Rule("attention_pooling/probe", "attn_pool.latent"),
     *torch_dense("attention_pooling/query", "attn_pool.q"),
     *torch_dense("attention_pooling/key_value", "attn_pool.kv"),
@@ -194,6 +195,7 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
         )
         depth = sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes)
         hidden = shapes["blocks.0.mlp.fc2.weight"][1]
+        pooling = _pooling(config, given, shapes)
         distillation = "none"
         if "dist_token" in shapes:
             distillation = "heads" if "head_dist.bias" in shapes else "token"
@@ -208,7 +210,9 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
             hidden=hidden,
             heads=_heads(given, named, shapes, dim, depth),
             num_classes=shapes.get("head.bias", (0,))[0],
-            pooling="map" if "attn_pool.latent" in shapes else "cls" if "cls_token" in shapes else "gap",
+            pooling=pooling,
+            cls_token="cls_token" in shapes and pooling != "cls",
+            fc_norm="fc_norm.weight" in shapes,
             distillation=distillation,
             registers=shapes["reg_token"][1] if "reg_token" in shapes else 0,
             mlp="swiglu" if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * hidden else "gelu",
@@ -233,7 +237,7 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
 _ONLY = {
     "act_layer": (None, "gelu", "gelu_tanh"),
     "global_pool": (None, "token", "avg", "map"),
-    "fc_norm": (None, False),
+    "fc_norm": (None, False, True),
     "final_norm": (True,),
     "norm_layer": (None,),
     "embed_norm_layer": (None,),
@@ -253,12 +257,20 @@ def _refuse_unread(config: dict, given: dict, shapes: dict) -> None:
         if not harmless and value not in _ONLY.get(name, (None, False, "")):
             raise UserError(f"a timm model with {name}={value!r} is not read")
     pooling = given.get("global_pool") or config.get("global_pool")
-    if "cls_token" in shapes and (pooling in ("avg", "map") or "attn_pool.latent" in shapes):
-        raise UserError(f"a timm model with a class token and global_pool={pooling!r} is not read")
+    if pooling not in _ONLY["global_pool"]:
+        raise UserError(f"a timm model with global_pool={pooling!r} is not read")
     if "stem.conv.weight" in shapes and pooling not in (None, "avg"):
         raise UserError(f"a timm BiT with global_pool={pooling!r} is not read")
-    if "fc_norm.weight" in shapes:
-        raise UserError("a timm model with fc_norm is not read: it normalises after pooling, ours before")
+
+
+def _pooling(config: dict, given: dict, shapes: dict) -> str:
+    """Ours: by the tensors, and where they leave it open by what is said; a file alone may be either."""
+    if "attn_pool.latent" in shapes:
+        return "map"
+    said = given.get("global_pool") or config.get("global_pool")
+    # timm has an fc_norm where it averages, unless it is told otherwise.
+    averaged = said == "avg" or (said is None and "fc_norm.weight" in shapes)
+    return "gap" if averaged or "cls_token" not in shapes else "cls"
 
 
 def _blocks(names: Iterable[str]) -> tuple[int, ...]:
@@ -429,11 +441,13 @@ def config(model: type, values: dict) -> dict:
         in_chans=values["channels"],
         init_values=values["layer_scale"],
         no_embed_class=False,
+        global_pool=dict(cls="token", gap="avg", map="map")[pooling],
+        fc_norm=values["fc_norm"],
     )
     if not gated:
         chosen["act_layer"] = "gelu_tanh" if values["gelu"] == "tanh" else "gelu"
     if pooling != "cls":
-        chosen |= dict(class_token=False, global_pool=dict(gap="avg", map="map")[pooling], fc_norm=False)
+        chosen["class_token"] = values["cls_token"]
     if blocks is None:
         chosen["patch_size"] = values["patch_size"]
     for ours, theirs in dict(qk_norm="qk_norm", registers="reg_tokens").items():

@@ -254,7 +254,10 @@ class ViT(nnx.Module):
       resnet_width: factor on the ResNet's channels.
       resnet_epsilons: `google` or `timm`, whose small constants in the ResNet's norms.
       pooling: `cls` reads the class token, `gap` averages the patches, `map` attends to them with a
-        learned query; only `cls` has a class token (appendix D.3).
+        learned query (appendix D.3).
+      cls_token: keep a class token with `gap` and `map` too, which do not read it; the layers do (timm,
+        MAE's fine-tuning).
+      fc_norm: normalise what was pooled, in place of each token before (timm, MAE's fine-tuning).
       distillation: `token` adds DeiT's distillation token, `heads` a linear head on it too, whose
         logits are averaged with the class token's (Touvron et al., 2021).
       position: `1d` learns a vector for each token, `2d` one for each row and column, `relative` one
@@ -300,6 +303,8 @@ class ViT(nnx.Module):
         resnet_width: int = 1,
         resnet_epsilons: str = "google",
         pooling: str = "cls",
+        cls_token: bool = False,
+        fc_norm: bool = False,
         distillation: str = "none",
         position: str = "1d",
         position_at: str = "stem",
@@ -333,14 +338,18 @@ class ViT(nnx.Module):
             )
         if dim % heads:
             raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
+        if cls_token and pooling == "cls":
+            raise UserError("model.cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway")
+        if fc_norm and distillation == "heads":
+            raise UserError("model.fc_norm normalises one vector, and model.distillation='heads' reads two")
         if distillation != "none" and pooling != "cls":
             raise UserError("model.distillation needs the class token beside its own: model.pooling='cls'")
         if attention == "axial" and (
-            pooling == "cls" or registers or rope or position in ("none", "relative")
+            pooling == "cls" or cls_token or registers or rope or position in ("none", "relative")
         ):
             raise UserError(
                 "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or 'map', "
-                "no registers, and model.position='1d', '2d' or 'sincos2d' without rope"
+                "no class token, no registers, and model.position='1d', '2d' or 'sincos2d' without rope"
             )
         if position_at != "stem" and position not in ("1d", "2d"):
             raise UserError(f"model.position_at={position_at!r} is for model.position='1d' and '2d'")
@@ -354,12 +363,13 @@ class ViT(nnx.Module):
         self.image_size, self.channels, self.num_classes = (height, width), channels, num_classes
         self.patch_size, self.dim, self.depth, self.hidden, self.heads = patch_size, dim, depth, hidden, heads
         self.pooling, self.distillation = pooling, distillation
+        self.cls_token = cls_token or pooling == "cls"
         self.position, self.position_at = position, position_at
         self.registers, self.rope, self.attention = registers, rope, attention
         self.remat, self.scan = remat, scan
         self.grid = (height // stride, width // stride)
         self.rope_grid = tuple(rope_grid) if rope_grid else self.grid
-        self.special = (pooling == "cls") + (distillation != "none")  # Tokens before the patches.
+        self.special = self.cls_token + (distillation != "none")  # Tokens before the patches.
         self.tokens = self.special + math.prod(self.grid) + registers
 
         compute = jnp.dtype(dtype)
@@ -387,7 +397,7 @@ class ViT(nnx.Module):
             dtype=compute,
             rngs=rngs,
         )
-        if pooling == "cls":
+        if self.cls_token:
             self.cls = nnx.Param(jnp.zeros((1, 1, dim)))
         if distillation != "none":
             self.distillation_token = nnx.Param(jnp.zeros((1, 1, dim)))
@@ -426,7 +436,8 @@ class ViT(nnx.Module):
 
         # Named by depth, so that a checkpoint's paths are strings that sort in order.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(depth)})
-        self.norm = _layer_norm(dim, norm_epsilon, compute, rngs)
+        self.norm = None if fc_norm else _layer_norm(dim, norm_epsilon, compute, rngs)
+        self.fc_norm = _layer_norm(dim, norm_epsilon, compute, rngs) if fc_norm else None
         if pooling == "map":
             self.attention_pooling = AttentionPooling(
                 dim, heads, hidden, gelu=gelu, epsilon=norm_epsilon, dtype=compute, rngs=rngs
@@ -469,7 +480,8 @@ class ViT(nnx.Module):
                 return self(images, rngs, whole=True), found
         x = self.assemble(self.patches(images), rngs)
         read = self.special if self.pooling == "cls" and not whole else None
-        return self.classify(self.norm(self.encode(x, rngs, read)))
+        x = self.encode(x, rngs, read)
+        return self.classify(x if self.norm is None else self.norm(x))
 
     def patches(self, images: jax.Array) -> jax.Array:
         """Images to patch embeddings in raster order, `[batch, patches, dim]`."""
@@ -490,7 +502,7 @@ class ViT(nnx.Module):
         def repeated(token):
             return jnp.broadcast_to(token[...].astype(patches.dtype), (patches.shape[0], *token.shape[1:]))
 
-        special = [repeated(self.cls)] if self.pooling == "cls" else []
+        special = [repeated(self.cls)] if self.cls_token else []
         if self.distillation != "none":
             special.append(repeated(self.distillation_token))
         x = jnp.concatenate([*special, patches], axis=1)
@@ -546,7 +558,10 @@ class ViT(nnx.Module):
         return run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=self.remat)
 
     def classify(self, x: jax.Array) -> jax.Array:
-        """Normalised tokens `[batch, tokens, dim]` to logits, or to what would enter the head."""
+        """Tokens `[batch, tokens, dim]` to logits, or to what would enter the head.
+
+        They are normalised, but with `fc_norm`, which does it here.
+        """
         patches = x[:, self.special : self.special + math.prod(self.grid)]
         if self.pooling == "cls":
             pooled = x[:, 0]
@@ -554,6 +569,8 @@ class ViT(nnx.Module):
             pooled = patches.mean(axis=1)
         else:
             pooled = self.attention_pooling(patches)
+        if self.fc_norm is not None:
+            pooled = self.fc_norm(pooled)
         if self.pre_logits is not None:
             pooled = jnp.tanh(self.pre_logits(pooled))
         if self.head is None:

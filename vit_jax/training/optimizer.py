@@ -123,5 +123,5 @@ def _layer(path: str) -> float:
         return math.inf
     if found := re.search(r"(?:^|/)blocks/(\d+)/", path):
         return int(found[1])
-    behind = r"(?:^|/)(norm|pre_logits|attention_pooling|head|distillation_head)/"
+    behind = r"(?:^|/)(norm|fc_norm|pre_logits|attention_pooling|head|distillation_head)/"
     return math.inf if re.search(behind, path) and "resnet/" not in path else -1

@@ -54,10 +54,10 @@ def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs) -> 
             f"config.objective.name={values.name!r} hides patches of pixels; the model must be a ViT, not a "
             "hybrid or a ResNet, whose features see beyond a patch"
         )
-    if model.pooling == "map" or model.pre_logits is not None:
+    if model.pooling == "map" or model.pre_logits is not None or model.fc_norm is not None:
         raise UserError(
             f"config.objective.name={values.name!r} trains nothing behind the encoder: it needs "
-            "model.pooling='cls' or 'gap', and model.pre_logits=False"
+            "model.pooling='cls' or 'gap', model.pre_logits=False and model.fc_norm=False"
         )
     ratio = MASK_RATIOS[values.name] if values.mask_ratio is None else values.mask_ratio
     if values.name == "masked_patch":
