@@ -2,6 +2,7 @@
 of the number of devices."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp
 
 from vit_jax.models.layers import normalize
 from vit_jax.training.augment import (
@@ -65,21 +67,42 @@ def test_flipped_images_stay_bytes():
     assert augment(make_batch(), jax.random.key(0), flip=True)["image"].dtype == jnp.uint8
 
 
-def test_erasing_has_its_probability_area_shape_and_noise():
-    blank = jnp.full((1500, 64, 48, 3), 5.0)
-    erased = np.asarray(jax.jit(random_erasing)(blank, jax.random.key(0), 0.25))
+def rectangles(erased: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which images of 5s have a rectangle of something else; the sides and the corners of these."""
     mask = (erased != 5).all(-1)
     hit = mask.any((1, 2))
-    assert 0.21 < hit.mean() < 0.29
-    height, width = mask[hit].any(2).sum(1), mask[hit].any(1).sum(1)
-    assert (height * width == mask[hit].sum((1, 2))).all()  # A rectangle.
-    share = height * width / (64 * 48)
-    assert share.min() > 0.014 and share.max() < 0.35 and 0.15 < share.mean() < 0.2
-    ratio = height / width
-    assert 0.2 < ratio.min() < 0.4 and 2.5 < ratio.max() < 5
-    noise = erased[mask]
-    np.testing.assert_allclose(noise.mean(0), [-0.03, -0.088, -0.188], atol=0.01)
-    np.testing.assert_allclose(noise.std(0), [0.458, 0.448, 0.45], atol=0.01)
+    rows, columns = mask[hit].any(2), mask[hit].any(1)
+    sides = np.stack([rows.sum(1), columns.sum(1)])
+    assert (sides.prod(0) == mask[hit].sum((1, 2))).all()
+    return hit, sides, np.stack([rows.argmax(1), columns.argmax(1)])
+
+
+def test_rectangles_and_noise_of_erasing_are_distributed_as_timms(torch, timm):
+    from timm.data.random_erasing import RandomErasing
+
+    images = 6000
+    ours = np.asarray(jax.jit(random_erasing)(jnp.full((images, 32, 24, 3), 5.0), jax.random.key(0), 0.5))
+    random.seed(0)
+    torch.manual_seed(0)
+    theirs = RandomErasing(0.5, mode="pixel", device="cpu")(torch.full((images, 3, 32, 24), 5.0))
+    theirs = theirs.numpy().transpose(0, 2, 3, 1)
+    (hit, sides, corners), (their_hit, their_sides, their_corners) = rectangles(ours), rectangles(theirs)
+    assert abs(hit.mean() - 0.5) < 0.02 and abs(their_hit.mean() - 0.5) < 0.02
+    for one, other in (
+        (sides[0], their_sides[0]),
+        (sides[1], their_sides[1]),
+        (sides.prod(0), their_sides.prod(0)),
+        (sides[0] / sides[1], their_sides[0] / their_sides[1]),
+        (corners[0], their_corners[0]),
+        (corners[1], their_corners[1]),
+    ):
+        assert ks_2samp(one, other).pvalue > 0.01
+    assert sides[0].max() < 32 and sides[1].max() < 24
+    # Theirs is in units of the normalised image.
+    mean, deviation = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
+    ours = ((ours + 1) / 2 - mean)[ours != 5].reshape(-1, 3) / deviation
+    for noise in (ours, theirs[theirs != 5].reshape(-1, 3)):
+        np.testing.assert_allclose([noise.mean(0), noise.std(0)], [[0] * 3, [1] * 3], atol=0.01)
 
 
 def test_erased_rectangles_reach_every_pixel():

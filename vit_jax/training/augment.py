@@ -58,32 +58,37 @@ def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
-    """Fills a rectangle of each image with noise, with a probability (1708.04896; DeiT's "pixel" mode).
+    """Fills a rectangle of each image with noise, with a probability (1708.04896; timm's "pixel" mode).
 
-    The rectangle has 2 % to a third of the area, height over width log-uniform in 0.3 to 1/0.3, and
-    is within the image; the noise has ImageNet's mean and deviation, each pixel its own.
+    The rectangle has 2 % to a third of the area, height over width log-uniform in 0.3 to 1/0.3. Both are
+    drawn again, up to ten times in all, until it is lower and narrower than the image. The noise has
+    ImageNet's mean and deviation, each pixel its own.
 
     Args:
       images: float32 `[batch, height, width, 3]`, normalised.
     """
     batch, height, width, _ = images.shape
-    keys = jax.random.split(key, 6)
-    uniform = [jax.random.uniform(k, (batch, 1)) for k in keys[:5]]
-    area = (0.02 + uniform[0] * (1 / 3 - 0.02)) * height * width
-    ratio = jnp.exp((2 * uniform[1] - 1) * -math.log(0.3))
-    rows = _interval(uniform[2], jnp.sqrt(area * ratio), height)
-    columns = _interval(uniform[3], jnp.sqrt(area / ratio), width)
-    erased = (uniform[4] < probability)[:, :, None] & rows[:, :, None] & columns[:, None, :]
-    noise = MEAN + DEVIATION * jax.random.normal(keys[5], images.shape)
+    keys = jax.random.split(key, 4)
+    draws = jax.random.uniform(keys[0], (2, batch, 10))
+    area = (0.02 + draws[0] * (1 / 3 - 0.02)) * height * width
+    ratio = jnp.exp((2 * draws[1] - 1) * -math.log(0.3))
+    sides = jnp.round(jnp.sqrt(jnp.stack([area * ratio, area / ratio], axis=-1)))
+    fits = (sides < jnp.array([height, width])).all(-1)
+    sides = jnp.take_along_axis(sides, fits.argmax(1)[:, None, None], axis=1)[:, 0]
+    chosen = fits.any(1) & (jax.random.uniform(keys[1], (batch,)) < probability)
+    places = jax.random.uniform(keys[2], (2, batch))
+    rows = _interval(places[0], sides[:, 0], height)
+    columns = _interval(places[1], sides[:, 1], width)
+    erased = chosen[:, None, None] & rows[:, :, None] & columns[:, None, :]
+    noise = MEAN + DEVIATION * jax.random.normal(keys[3], images.shape)
     return jnp.where(erased[..., None], noise, images)
 
 
 def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
-    """`[batch, side]` bool: about `length` positions in a row, wherever the draw in [0, 1) puts them."""
-    length = jnp.clip(jnp.round(length), 1, side)
-    start = jnp.floor(draw * (side - length + 1))
+    """`[batch, side]` bool: `length` positions in a row, wherever the draw in [0, 1) puts them."""
+    start = jnp.floor(draw * (side - length + 1))[:, None]
     position = jnp.arange(side)
-    return (position >= start) & (position < start + length)
+    return (position >= start) & (position < start + length[:, None])
 
 
 def mixing_weights(
