@@ -224,6 +224,19 @@ def test_key_that_nothing_reads_is_refused():
         ("augment.level", "medium3"),
         ("augment.randaugment", (2,)),
         ("augment.randaugment", (2, -1)),
+        ("augment.policy", "original-mstd0.5"),
+        ("augment.policy", "rand-m9-tweights"),
+        ("augment.policy", "rand-m9-m5"),
+        ("augment.policy", "rand-m9.5"),
+        ("augment.policy", "rand-m11"),
+        ("augment.policy", "rand-n0"),
+        ("augment.policy", "rand-p1.5"),
+        ("augment.policy", "rand-p.5"),
+        ("augment.policy", "rand-mstd101"),
+        ("augment.policy", "rand-mmax30"),
+        ("augment.policy", "rand-inc2"),
+        ("augment.policy", "rand-"),
+        ("augment.policy", ""),
         ("augment.mixup", -0.1),
         ("augment.cutmix", -1.0),
         ("augment.cutmix_share", 1.5),
@@ -246,6 +259,14 @@ def test_impossible_value_is_named(key, value):
     config = load("quickstart")
     config.update_from_flattened_dict({key: value})
     with pytest.raises(UserError, match=key):
+        configs.check(config)
+
+
+@pytest.mark.parametrize("other", [("augment.level", "light2"), ("augment.randaugment", (2, 9))])
+def test_one_randaugment_at_a_time(other):
+    config = load("quickstart")
+    config.update_from_flattened_dict({"augment.policy": "rand-m9", other[0]: other[1]})
+    with pytest.raises(UserError, match="augment.policy is 'rand-m9' and must be None beside AugReg's"):
         configs.check(config)
 
 

@@ -48,6 +48,7 @@ ARGUMENTS = {
     "dropout": number(least=0, below=1),
     "stochastic_depth": number(least=0, below=1),
     "head_bias": number(),
+    "initialization": one_of("flax", "mae"),
     "norm_epsilon": number(above=0, most=1),
     "remat": one_of("none", "dots", "full"),
     "scan": flag(),

@@ -73,6 +73,10 @@ VALUES = {
         None, ARGUMENTS["resnet_epsilons"], "Whose small constants in the ResNet's norms."
     ),
     "model.pooling": Value(None, ARGUMENTS["pooling"], "What the head reads of the tokens."),
+    "model.cls_token": Value(
+        None, ARGUMENTS["cls_token"], "Keep a class token beside the pooling gap or map."
+    ),
+    "model.fc_norm": Value(None, ARGUMENTS["fc_norm"], "Normalise behind the pooling, in place of before."),
     "model.distillation": Value(None, ARGUMENTS["distillation"], "DeiT's distillation token, and its head."),
     "model.position": Value(None, ARGUMENTS["position"], "Kind of position embedding (appendix D.4)."),
     "model.position_at": Value(
@@ -92,6 +96,11 @@ VALUES = {
         None, ARGUMENTS["stochastic_depth"], "Rate of skipped branches in the last layer."
     ),
     "model.head_bias": Value(None, ARGUMENTS["head_bias"], "Initial value of the head's biases."),
+    "model.initialization": Value(
+        None,
+        ARGUMENTS["initialization"],
+        "How kernels and biases start: as the paper's, or as masked autoencoders'.",
+    ),
     "model.norm_epsilon": Value(None, ARGUMENTS["norm_epsilon"], "Small constant of the layer norms."),
     "model.remat": Value(
         "none",
@@ -179,6 +188,16 @@ VALUES = {
         several(number(least=0, most=100), count=2, words="2 numbers from 0 to 100, such as (2, 15)"),
         "Layers and magnitude; None leaves it to the level.",
     ),
+    "augment.policy": Value(
+        None,
+        Rule(
+            str,
+            "timm's RandAugment, such as 'rand-m9-mstd0.5-inc1': m of 0 to 10 (whole), n of 1 to 99, "
+            "p from 0 to 1, mstd from 0 to 100, inc 0 or 1",
+            lambda x: isinstance(x, str) and rand_policy(x) is not None,
+        ),
+        "timm's RandAugment in place of AugReg's, as timm spells it; None: none.",
+    ),
     "augment.mixup": Value(None, number(least=0, most=1e3), "Alpha; 0: off; None leaves it to the level."),
     "augment.cutmix": Value(0.0, number(least=0, most=1e3), "Alpha; 0: off."),
     "augment.cutmix_share": Value(0.5, _SHARE, "Share of the batches with CutMix, where mixup is on too."),
@@ -241,7 +260,11 @@ VALUES = {
         "float32", one_of("float32", "bfloat16"), "Type of the first moment, or momentum."
     ),
     "optimizer.weight_decay": Value(0.1, number(least=0), "Decoupled: times the learning rate."),
-    "optimizer.decay": Value("kernels", one_of("kernels", "all"), "Which parameters decay."),
+    "optimizer.decay": Value(
+        "kernels",
+        one_of("kernels", "matrices", "all"),
+        "Which parameters decay; matrices are all but biases and scales.",
+    ),
     "optimizer.clip_norm": Value(1.0, number(least=0), "Global norm of the gradient; 0: off."),
     "optimizer.layer_decay": Value(
         1.0, number(above=0, most=1), "Factor on the learning rate for each layer below the head."
@@ -441,6 +464,13 @@ def check(config: ConfigDict) -> None:
         config.data.test_resize,
         f"at least data.image_size = {config.data.image_size}",
     )
+    augregs = config.augment.level != "none" or config.augment.randaugment is not None
+    _require(
+        config.augment.policy is None or not augregs,
+        "augment.policy",
+        config.augment.policy,
+        "None beside AugReg's augment.level and augment.randaugment: either is a RandAugment",
+    )
     if config.data.crop in ("square", "short_side"):
         _require(
             (config.data.crop_resize or 0) >= config.data.image_size,
@@ -512,6 +542,30 @@ def profiled_steps(config: ConfigDict) -> range | None:
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         return None
     return range(int(found[1]), int(found[2]) + 1)
+
+
+def rand_policy(text: str) -> dict[str, Any] | None:
+    """What timm's name of a RandAugment says, or None where it is none: `rand-m9-mstd0.5-inc1`.
+
+    Its parts, in any order and each at most once: `m` the magnitude, from 0 to 10, else 10; `n` the number of
+    layers, else 2; `p` the probability of each, else 0.5; `mstd` the magnitude's deviation, else 0; `inc1`:
+    operations change more as the magnitude rises.
+    """
+    kind, *parts = text.split("-")
+    patterns = dict(
+        magnitude=r"m(\d|10)",
+        layers=r"n([1-9]\d?)",
+        probability=r"p(0(?:\.\d+)?|1(?:\.0+)?)",
+        deviation=r"mstd(\d?\d(?:\.\d+)?|100)",
+        increasing=r"inc([01])",
+    )
+    read = dict(layers=int, increasing=lambda digit: digit == "1")
+    values = {}
+    for name, pattern in patterns.items():
+        found = [match[1] for part in parts if (match := re.fullmatch(pattern, part))]
+        if found:
+            values[name] = read.get(name, float)(found[0])
+    return values if kind == "rand" and len(values) == len(parts) else None
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, Any]]:

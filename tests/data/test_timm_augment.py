@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
 
+from vit_jax.config import rand_policy
 from vit_jax.data import timm_augment
+from vit_jax.data.augment import host_augmentation
 from vit_jax.data.timm_augment import OPERATIONS, RESAMPLING, RandPolicy
 
 FILL = (124, 116, 104)
@@ -117,6 +119,34 @@ def test_operations_levels_and_their_number_are_distributed_as_timms(
     assert ks_2samp(*levels).pvalue > 0.01
     positive = np.mean([done[2] > 0 for image in ours for done in image])
     assert abs(positive - 0.5) < 0.03
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rand",
+        "rand-m9-mstd0.5-inc1",
+        "rand-inc1-n3-m0",
+        "rand-m7-p0.25-inc0-mstd12",
+        "rand-mstd0.5-p1-n12-m10",
+        "rand-p0",
+    ],
+)
+def test_text_means_what_it_means_to_timm(text, timm_augmentations):
+    ours = RandPolicy(**rand_policy(text))
+    policy = timm_augmentations.rand_augment_transform(text, dict(img_mean=FILL))
+    assert [theirs(name, ours.increasing) for name in OPERATIONS] == [op.name for op in policy.ops]
+    said = policy.num_layers, policy.ops[0].magnitude, policy.ops[0].prob, policy.ops[0].magnitude_std
+    assert (ours.layers, ours.magnitude, ours.probability, ours.deviation) == said
+
+
+def test_policy_comes_before_colour_jitter():
+    pixels = np.asarray(photograph(20, 20))
+    policy = RandPolicy(probability=1.0)
+    both = host_augmentation(color_jitter=(0.4, 0.0, 0.0), policy=policy)
+    rng = np.random.default_rng(3)
+    expected = host_augmentation(color_jitter=(0.4, 0.0, 0.0))(policy(pixels, rng), rng)
+    np.testing.assert_array_equal(both(pixels, np.random.default_rng(3)), expected)
 
 
 images = st.builds(

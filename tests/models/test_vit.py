@@ -261,6 +261,23 @@ def test_initial_values_are_those_of_the_authors():
     assert abs(np.mean(block.mlp.fc2.kernel[...])) < 5 * limit / np.sqrt(3 * 1536 * 384)
 
 
+def test_initial_values_can_be_those_of_masked_autoencoders():
+    # PyTorch's Xavier takes q, k and v as one layer, and the patch embedding as a dense one.
+    model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="mae")
+    block = model.blocks["05"]
+    for kernel, limit in (
+        (block.attention.qkv.kernel, np.sqrt(6 / (384 + 3 * 384))),
+        (block.attention.out.kernel, np.sqrt(6 / (384 + 384))),
+        (block.mlp.fc1.kernel, np.sqrt(6 / (384 + 1536))),
+        (model.patch_embedding.kernel, np.sqrt(6 / (768 + 384))),
+        (model.patch_embedding.bias, np.sqrt(1 / 768)),
+    ):
+        values = np.asarray(kernel[...])
+        assert np.abs(values).max() == pytest.approx(limit, rel=0.02) and np.abs(values).max() <= limit
+        assert np.std(values) == pytest.approx(limit / np.sqrt(3), rel=0.1)
+    assert not np.any(block.mlp.fc1.bias[...]) and not np.any(block.mlp.fc2.bias[...])
+
+
 def test_no_two_parameters_begin_alike():
     model = vit_jax.create_model("ViT-Ti/4", **TINY)
     kernels = [

@@ -1,6 +1,7 @@
 """Augmentations of the cropped uint8 image, by the processes that decode: RandAugment, colour jitter.
 
-What mixes images with each other is on the device (vit_jax/training/augment.py).
+RandAugment is AugReg's here; timm's is in vit_jax/data/timm_augment.py. What mixes images with each other is
+on the device (vit_jax/training/augment.py).
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
+from vit_jax.data.timm_augment import RandPolicy
 from vit_jax.errors import UserError, nearest
 
 # "How to train your ViT?" (2106.10270), section 3.4: RandAugment's layers and magnitude, mixup's alpha.
@@ -41,20 +43,30 @@ def resolve(
 
 
 def host_augmentation(
-    randaugment: tuple[int, float] = (0, 0), color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    randaugment: tuple[int, float] = (0, 0),
+    color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    policy: RandPolicy | None = None,
 ) -> Callable[[np.ndarray, np.random.Generator], np.ndarray] | None:
-    """`(pixels, rng) -> pixels` for a pipeline, which can be pickled; None where nothing is to be done."""
+    """`(pixels, rng) -> pixels` for a pipeline, which can be pickled; None where nothing is to be done.
+
+    Args:
+      randaugment: layers and magnitude of AugReg's.
+      policy: timm's.
+    """
     if not randaugment[0] and not any(color_jitter):
-        return None
-    return _HostAugmentation(tuple(randaugment), tuple(color_jitter))
+        return policy
+    return _HostAugmentation(tuple(randaugment), tuple(color_jitter), policy)
 
 
 @dataclasses.dataclass(frozen=True)
 class _HostAugmentation:
     randaugment: tuple[int, float]
     color_jitter: tuple[float, float, float]
+    policy: RandPolicy | None
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if self.policy:
+            pixels = self.policy(pixels, rng)
         pixels = randaugment(pixels, rng, *self.randaugment)
         return color_jitter(pixels, rng, *self.color_jitter)
 

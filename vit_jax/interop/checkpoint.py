@@ -41,7 +41,8 @@ LIBRARIES = {"google": "Google's npz", "timm": "timm", "transformers": "Transfor
 _MODULES = {"google": google, "timm": timm, "transformers": transformers}
 
 # Arguments that change nothing in what a trained model computes.
-_TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "layer_scale", "remat", "scan", "dtype"}
+_TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "initialization", "layer_scale"}
+_TRAINING_ONLY |= {"remat", "scan", "dtype"}
 # What names, shapes and values of an unexpected kind lead to.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 

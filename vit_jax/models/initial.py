@@ -6,6 +6,7 @@ calls an initialiser, with a key, a shape and a dtype; while JAX traces it is a 
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,11 +24,16 @@ def normal(deviation: float) -> Initializer:
     return _initializer(draw)
 
 
-def xavier(parts: int = 1) -> Initializer:
-    """Glorot's uniform values, for each of `parts` kernels that lie side by side in one."""
+def xavier(parts: int = 1, dense: bool = False) -> Initializer:
+    """Glorot's uniform values, for each of `parts` kernels that lie side by side in one.
+
+    Args:
+      dense: a convolution's kernel is that of a dense layer, whose outputs count once.
+    """
 
     def draw(generator, out):
         inputs, outputs = _fans(out.shape)
+        outputs = out.shape[-1] if dense else outputs
         limit = math.sqrt(6 / (inputs + outputs / parts))
         flat = out.reshape(-1)
         for start in range(0, flat.size, BLOCK):
@@ -47,6 +53,17 @@ def lecun() -> Initializer:
         while (beyond := np.abs(out) > 2).any():
             out[beyond] = generator.standard_normal(np.count_nonzero(beyond), dtype=np.float32)
         out *= math.sqrt(1 / _fans(out.shape)[0]) / CUT_DEVIATION
+
+    return _initializer(draw)
+
+
+def uniform(limit: float) -> Initializer:
+    """Uniform values from -limit to limit."""
+
+    def draw(generator, out):
+        generator.random(out=out, dtype=np.float32)
+        out *= 2 * limit
+        out -= limit
 
     return _initializer(draw)
 
@@ -79,3 +96,22 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
     memory = np.empty(math.prod(shape) + 16, np.float32)
     start = -memory.ctypes.data // memory.itemsize % 16
     return memory[start : start + math.prod(shape)].reshape(shape)
+
+
+class Scheme(NamedTuple):
+    """How those parameters of a ViT start that libraries start differently."""
+
+    patches: Initializer  # Kernel of the patch embedding,
+    patches_bias: Callable[[int], Initializer]  # and its bias, by the kernel's number of inputs.
+    qkv: Initializer
+    mlp_bias: Initializer
+
+
+SCHEMES = {
+    # The paper's code, by Flax.
+    "flax": Scheme(lecun(), lambda inputs: jax.nn.initializers.zeros, xavier(parts=3), normal(1e-6)),
+    # Masked autoencoders' in PyTorch: Xavier for patches as for a dense layer, and for q, k and v at once.
+    "mae": Scheme(
+        xavier(dense=True), lambda inputs: uniform(inputs**-0.5), xavier(), jax.nn.initializers.zeros
+    ),
+}

@@ -51,12 +51,13 @@ class Attention(nnx.Module):
         qk_norm: bool = False,
         offsets: int = 0,
         epsilon: float = 1e-6,
+        scheme: initial.Scheme = initial.SCHEMES["flax"],
         dtype,
         rngs: nnx.Rngs,
     ):
         head_dim = dim // heads
         self.qkv = nnx.LinearGeneral(
-            dim, (3, heads, head_dim), kernel_init=initial.xavier(parts=3), dtype=dtype, rngs=rngs
+            dim, (3, heads, head_dim), kernel_init=scheme.qkv, dtype=dtype, rngs=rngs
         )
         self.query_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
         self.key_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
@@ -113,8 +114,19 @@ class Mlp(nnx.Module):
     With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer, 2020).
     """
 
-    def __init__(self, dim: int, hidden: int, *, kind: str, dropout: float, gelu: str, dtype, rngs: nnx.Rngs):
-        values = dict(bias_init=initial.normal(1e-6), dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        *,
+        kind: str,
+        dropout: float,
+        gelu: str,
+        scheme: initial.Scheme = initial.SCHEMES["flax"],
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        values = dict(bias_init=scheme.mlp_bias, dtype=dtype, rngs=rngs)
         if kind == "swiglu":
             self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initial.xavier(parts=2), **values)
         else:
@@ -155,15 +167,25 @@ class EncoderBlock(nnx.Module):
         qk_norm: bool,
         offsets: int,
         epsilon: float,
+        scheme: initial.Scheme = initial.SCHEMES["flax"],
         dtype,
         rngs: nnx.Rngs,
     ):
         self.norm1 = _layer_norm(dim, epsilon, dtype, rngs)
         self.attention = Attention(
-            dim, heads, qk_norm=qk_norm, offsets=offsets, epsilon=epsilon, dtype=dtype, rngs=rngs
+            dim,
+            heads,
+            qk_norm=qk_norm,
+            offsets=offsets,
+            epsilon=epsilon,
+            scheme=scheme,
+            dtype=dtype,
+            rngs=rngs,
         )
         self.norm2 = _layer_norm(dim, epsilon, dtype, rngs)
-        self.mlp = Mlp(dim, hidden, kind=mlp, dropout=dropout, gelu=gelu, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(
+            dim, hidden, kind=mlp, dropout=dropout, gelu=gelu, scheme=scheme, dtype=dtype, rngs=rngs
+        )
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
         scaled = layer_scale is not None
         self.scale1 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
@@ -277,6 +299,8 @@ class ViT(nnx.Module):
       dropout: rate after every dense layer but q, k, v, and after the position embeddings.
       stochastic_depth: rate of skipped branches in the last layer; it rises linearly from 0.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training); its kernel is zero.
+      initialization: how kernels and biases start: `flax`, as the paper's, or `mae`, as masked autoencoders'
+        in PyTorch.
       norm_epsilon: of the layer norms.
       remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
         products with parameters; `full`, all but each layer's input (Chen et al., 2016).
@@ -320,6 +344,7 @@ class ViT(nnx.Module):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         head_bias: float = 0.0,
+        initialization: str = "flax",
         norm_epsilon: float = 1e-6,
         remat: str = "none",
         scan: bool = False,
@@ -372,7 +397,7 @@ class ViT(nnx.Module):
         self.special = self.cls_token + (distillation != "none")  # Tokens before the patches.
         self.tokens = self.special + math.prod(self.grid) + registers
 
-        compute = jnp.dtype(dtype)
+        compute, scheme = jnp.dtype(dtype), initial.SCHEMES[initialization]
 
         def hybrid_trunk():
             return ResNet(
@@ -387,13 +412,15 @@ class ViT(nnx.Module):
             )
 
         self.resnet = None if resnet_blocks is None else hybrid_trunk()
+        inputs = channels if self.resnet is None else self.resnet.channels
         self.patch_embedding = nnx.Conv(
-            channels if self.resnet is None else self.resnet.channels,
+            inputs,
             dim,
             kernel_size=(patch_size, patch_size),
             strides=(patch_size, patch_size),
             padding="VALID",
-            kernel_init=initial.lecun(),
+            kernel_init=scheme.patches,
+            bias_init=scheme.patches_bias(patch_size**2 * inputs),
             dtype=compute,
             rngs=rngs,
         )
@@ -427,6 +454,7 @@ class ViT(nnx.Module):
                 qk_norm=qk_norm,
                 offsets=offsets,
                 epsilon=norm_epsilon,
+                scheme=scheme,
                 dtype=compute,
                 rngs=rngs,
             )

@@ -17,11 +17,12 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import is_supervised, profiled_steps
+from vit_jax.config import is_supervised, profiled_steps, rand_policy
 from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, decoders, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.data.timm_augment import RandPolicy
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShot, in_lines, open_tasks
 from vit_jax.parallel.host import keep_freed_memory, share_interpreter
@@ -260,20 +261,27 @@ def train(
 
 def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh) -> Feed:
     """Training batches from step `first_step` on, placed on the devices of `mesh`."""
-    layers_magnitude, _ = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)
     batches = training_batches(
         source,
         seed=config.seed,
         batch_size=config.batch_size,
         first_step=first_step,
         crop=train_crop(config),
-        augment=host_augmentation(layers_magnitude, config.augment.color_jitter),
+        augment=image_augmentation(config),
         workers=config.data.workers,
         threads=config.data.threads,
         rows=local_rows(mesh, config.batch_size),
     )
     skipped = SkipLog(source, config.data.max_unreadable, say)
     return Feed(batches, skipped.check, mesh)
+
+
+def image_augmentation(config: ConfigDict) -> Callable | None:
+    """What is done to a training crop where it is decoded, `(pixels, rng) -> pixels`; None: nothing."""
+    values = config.augment
+    layers_magnitude, _ = resolve(values.level, values.randaugment, values.mixup)
+    policy = RandPolicy(**rand_policy(values.policy)) if values.policy else None
+    return host_augmentation(layers_magnitude, values.color_jitter, policy)
 
 
 def train_crop(config: ConfigDict) -> TrainCrop:

@@ -74,7 +74,7 @@ def make_optimizer(
     whole = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         direction,
-        optax.add_decayed_weights(config.weight_decay, mask=kernels if config.decay == "kernels" else None),
+        optax.add_decayed_weights(config.weight_decay, mask=DECAYED[config.decay]),
         scale_by_layer(config.layer_decay) if config.layer_decay < 1 else optax.identity(),
         # Optax counts from 0; the first update is t = 1, and its rate is not 0.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
@@ -99,6 +99,15 @@ def average_share(config: ConfigDict, t: jax.Array) -> jax.Array:
 def kernels(params: dict) -> dict:
     """True for the weights of dense and convolution layers: by name, whatever their rank."""
     return jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", params)
+
+
+def matrices(params: dict) -> dict:
+    """True for all but biases and scales: what has more than one axis in PyTorch, tokens and tables too."""
+    vectors = ("bias", "scale", "scale1", "scale2")
+    return jax.tree.map_with_path(lambda path, _: path[-1].key not in vectors, params)
+
+
+DECAYED = {"kernels": kernels, "matrices": matrices, "all": None}
 
 
 def scale_by_layer(decay: float) -> optax.GradientTransformation:

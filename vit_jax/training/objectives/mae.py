@@ -77,6 +77,7 @@ class MAE(nnx.Module):
             qk_norm=False,
             offsets=0,
             epsilon=1e-6,
+            scheme=initial.SCHEMES["mae"],
         )
         self.blocks = nnx.Dict(
             {f"{layer:02d}": EncoderBlock(dim, heads, 4 * dim, **same, **values) for layer in range(depth)}
