@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
+import vit_jax
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import params_of
 from vit_jax.training.optimizer import make_optimizer, make_schedule, scale_by_layer
 
 
@@ -118,6 +121,49 @@ def test_weight_decay_moves_kernels_alone():
     after = run([zero], params, **values)["block"]
     np.testing.assert_allclose(after["kernel"], params["block"]["kernel"] * (1 - 0.1 * 0.5), rtol=1e-6)
     np.testing.assert_array_equal(after["bias"], params["block"]["bias"])
+
+
+@pytest.mark.parametrize(
+    ("decay", "moved"),
+    [
+        ("kernels", {"kernel"}),
+        ("matrices", {"kernel", "cls", "table"}),
+        ("all", {"kernel", "cls", "table", "bias", "scale"}),
+    ],
+)
+def test_weight_decay_moves_what_it_should(decay, moved):
+    # Masked autoencoders spare what has one axis, and so decay their tokens.
+    shapes = dict(kernel=(3, 4), cls=(1, 1, 4), table=(1, 5, 4), bias=(3, 4), scale=(4,))
+    params = {"layer": {name: jnp.ones(shape) for name, shape in shapes.items()}}
+    zero = jax.tree.map(jnp.zeros_like, params)
+    values = dict(learning_rate=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5, decay=decay)
+    after = run([zero], params, **values)["layer"]
+    assert {name for name, value in after.items() if (value != 1).all()} == moved
+
+
+def test_layer_decay_is_that_of_masked_autoencoders():
+    # util/lr_decay.py there: all before the blocks is layer 0, block i layer i + 1, the rest is not slowed.
+    model = vit_jax.create_model(
+        "ViT-Ti/4",
+        image_size=8,
+        num_classes=3,
+        dim=16,
+        depth=2,
+        hidden=16,
+        heads=2,
+        pooling="gap",
+        cls_token=True,
+        fc_norm=True,
+    )
+    params = params_of(model)
+    ones = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(1) for path in params})
+    scaled, _ = scale_by_layer(0.5).update(ones, optax.EmptyState())
+    found = {"/".join(path): float(x[0]) for path, x in nnx.traversals.flatten_mapping(scaled).items()}
+    theirs = {"cls": 0, "position_embedding": 0, "patch_embedding": 0, "blocks/00": 1, "blocks/01": 2}
+    for path, factor in found.items():
+        layer = next((layer for start, layer in theirs.items() if path.startswith(start)), 3)
+        assert factor == 0.5 ** (3 - layer), path
+    assert {"cls", "fc_norm/scale", "head/kernel", "position_embedding/table"} <= found.keys()
 
 
 def test_layer_decay_counts_no_layer_of_an_objective():
