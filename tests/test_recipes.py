@@ -2,8 +2,9 @@
 
 import pytest
 
+import vit_jax
 from tests.test_config import load
-from vit_jax.config import check
+from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
 from vit_jax.recipes import TRANSFER, finetune
 
@@ -118,7 +119,10 @@ def test_mae_config_holds_the_published_values(model):
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.95, 0.05)
     assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (2.4e-3, "cosine", 0.0)
     assert optimizer.warmup_steps == 12_511  # 40 epochs.
-    assert (config.model.position, config.data.crop_area) == ("sincos2d", (0.2, 1.0))
+    assert (config.model.position, config.data.crop_area) == ("sincos2d_mae", (0.2, 1.0))
+    # timm's add_weight_decay spares what has one axis.
+    assert (config.model.initialization, optimizer.decay) == ("mae", "matrices")
+    assert config.augment.level == "none" and config.augment.policy is None and config.data.flip
     assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
 
 
@@ -137,8 +141,16 @@ def test_mae_finetune_config_holds_the_published_values(model, row):
     found = config.epochs, optimizer.learning_rate, optimizer.layer_decay, config.model.stochastic_depth
     assert found == row
     assert (config.batch_size, optimizer.warmup_steps, optimizer.weight_decay) == (1024, 6256, 0.05)
-    assert (augment.randaugment, augment.mixup, augment.cutmix, augment.erasing) == ((2, 9.0), 0.8, 1.0, 0.25)
-    assert (config.loss.label_smoothing, config.model.pooling) == (0.1, "gap")
+    assert (augment.policy, augment.randaugment) == ("rand-m9-mstd0.5-inc1", None)
+    assert (augment.mixup, augment.cutmix, augment.cutmix_share, augment.erasing) == (0.8, 1.0, 0.5, 0.25)
+    assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.1)
+    model = config.model
+    assert (model.pooling, model.cls_token, model.fc_norm, model.position) == ("gap", True, True, "1d")
+    assert (optimizer.beta1, optimizer.beta2, optimizer.clip_norm) == (0.9, 0.999, 0.0)
+    assert (optimizer.decay, optimizer.schedule, optimizer.end_learning_rate) == ("kernels", "cosine", 1e-6)
+    data = config.data
+    assert (data.crop_area, data.crop_aspect, data.flip) == ((0.08, 1.0), (3 / 4, 4 / 3), True)
+    assert (data.test_crop, data.test_resize, data.test_interpolation) == ("short_side", 256, None)
     assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
 
 
@@ -156,3 +168,84 @@ def test_augreg_crops_and_resizes_as_tensorflow(name):
 
 def test_fine_tuning_resizes_as_its_checkpoint():
     assert load("finetune", "dataset=cifar10").data.interpolation is None
+
+
+# big_vision's configs/vit_s16_i1k.py, and what its code has where that is silent; its names in comments.
+BETTER_PLAIN_VIT = {
+    "seed": 0,
+    "batch_size": 1024,  # input.batch_size
+    "epochs": None,
+    "micro_batches": 1,
+    "model.name": "ViT-S/16",  # model.variant
+    "model.pooling": "gap",  # model.pool_type
+    "model.position": "sincos2d",  # model.posemb
+    "model.pre_logits": True,  # model.rep_size
+    "model.dropout": 0.0,
+    "model.stochastic_depth": None,
+    "model.head_bias": 0.0,
+    "model.gelu": None,  # tanh
+    "model.norm_epsilon": None,  # 1e-6
+    "model.initialization": None,  # Flax's
+    "model.dtype": "float32",  # model.dtype_mm
+    "data.path": "imagenet2012",  # input.data
+    "data.train_split": "train[:99%]",
+    "data.test_split": "validation",  # evals.val
+    "data.image_size": 224,  # input.pp: decode_jpeg_and_inception_crop(224)
+    "data.crop": "inception",
+    "data.crop_area": (0.05, 1.0),
+    "data.crop_aspect": (0.75, 1.33),  # its ratio_min, ratio_max
+    "data.interpolation": "bilinear",
+    "data.flip": True,  # flip_lr
+    "data.test_crop": "short_side",  # pp_eval: resize_small(256)|central_crop(224)
+    "data.test_resize": 256,
+    "data.test_interpolation": "area",
+    "augment.level": "none",
+    "augment.randaugment": (2, 10.0),  # randaug(2,10)
+    "augment.policy": None,
+    "augment.mixup": 0.2,  # mixup.p
+    "augment.cutmix": 0.0,
+    "augment.erasing": 0.0,
+    "augment.color_jitter": (0.0, 0.0, 0.0),
+    "loss.name": "softmax",  # softmax_xent
+    "loss.label_smoothing": 0.0,
+    "optimizer.name": "adam",  # optax_name
+    "optimizer.beta1": 0.9,
+    "optimizer.beta2": 0.999,
+    "optimizer.epsilon": 1e-8,
+    "optimizer.moment_dtype": "bfloat16",  # optax.mu_dtype
+    "optimizer.learning_rate": 1e-3,  # lr
+    "optimizer.end_learning_rate": 0.0,
+    "optimizer.schedule": "cosine",  # schedule.decay_type
+    "optimizer.warmup_steps": 10_000,
+    "optimizer.decay": "kernels",  # wd_mults
+    "optimizer.clip_norm": 1.0,  # grad_clip_norm
+    "optimizer.layer_decay": 1.0,
+    "optimizer.average": 0.0,
+    "log_every": 50,  # log_training_steps
+    "evaluate_every": 2500,  # evals.val.log_steps
+    "checkpoint.every": 1000,  # ckpt_steps
+}
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [("90", 111_477), ("150", 185_794), ("300", 371_588)])
+def test_better_plain_vit_has_the_values_of_big_vision(epochs, steps):
+    config = load("vit_s16_i1k", f"epochs={epochs}")
+    check(config)
+    given = dict(leaves(config))
+    assert {key: given[key] for key in BETTER_PLAIN_VIT} == BETTER_PLAIN_VIT
+    assert config.steps == steps  # train.py rounds epochs * images / batch.
+    # Its decay is multiplied by the schedule and not by the learning rate.
+    assert config.optimizer.weight_decay * config.optimizer.learning_rate == pytest.approx(1e-4, rel=1e-12)
+
+
+def test_better_plain_vit_is_the_model_of_the_paper():
+    model = load("vit_s16_i1k").model
+    named = {key: model[key] for key in ("pooling", "position", "pre_logits")}
+    card = vit_jax.model_card(model.name, num_classes=1000, image_size=224, **named)
+    assert (card.parameters, card.tokens) == (22_122_472, 196)
+
+
+@pytest.mark.parametrize("epochs", ["100", "ninety", ""])
+def test_better_plain_vit_was_published_for_three_lengths(epochs):
+    with pytest.raises(UserError, match="90, 150 (and|or) 300"):
+        load("vit_s16_i1k", f"epochs={epochs}")

@@ -40,6 +40,8 @@ class Value(NamedTuple):
 
 AUGREG_LEVELS = ("none", "light1", "light2", "medium1", "medium2", "strong1", "strong2")
 
+INTERPOLATIONS = ("bilinear", "bilinear_antialias", "bicubic", "lanczos", "area")
+
 _SHARE = number(least=0, most=1)
 _RATE = number(least=0, below=1)
 _SLICE = text(r"\S.*", "a split such as 'train' or 'train[:90%]'")
@@ -154,9 +156,12 @@ VALUES = {
     ),
     "data.interpolation": Value(
         None,
-        one_of("bilinear", "bilinear_antialias", "bicubic", "lanczos", "area"),
+        one_of(*INTERPOLATIONS),
         "How crops are resized: TensorFlow's bilinear, Pillow's filters, OpenCV's area; None: as the "
         "checkpoint's were that the run starts from, else bilinear.",
+    ),
+    "data.test_interpolation": Value(
+        None, one_of(*INTERPOLATIONS), "How test crops are resized; None: as data.interpolation says."
     ),
     "data.background": Value(
         "white",
@@ -470,6 +475,12 @@ def check(config: ConfigDict) -> None:
         "augment.policy",
         config.augment.policy,
         "None beside AugReg's augment.level and augment.randaugment: either is a RandAugment",
+    )
+    _require(
+        config.augment.policy is None or config.data.interpolation not in ("lanczos", "area"),
+        "data.interpolation",
+        config.data.interpolation,
+        "bilinear, bilinear_antialias or bicubic with augment.policy, which turns and shears by it too",
     )
     if config.data.crop in ("square", "short_side"):
         _require(

@@ -117,6 +117,6 @@ def test_crop(config: ConfigDict) -> TestCrop:
         data.test_crop,
         data.test_resize,
         data.decode,
-        data.interpolation or "bilinear",
+        data.test_interpolation or data.interpolation or "bilinear",
         data.background,
     )

@@ -280,7 +280,10 @@ def image_augmentation(config: ConfigDict) -> Callable | None:
     """What is done to a training crop where it is decoded, `(pixels, rng) -> pixels`; None: nothing."""
     values = config.augment
     layers_magnitude, _ = resolve(values.level, values.randaugment, values.mixup)
-    policy = RandPolicy(**rand_policy(values.policy)) if values.policy else None
+    policy = None
+    if values.policy:
+        resampling = "bicubic" if config.data.interpolation == "bicubic" else "bilinear"
+        policy = RandPolicy(**rand_policy(values.policy), resampling=resampling)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
 
 
