@@ -155,6 +155,7 @@ def test_config_describes_a_model(name):
 SLOW = pytest.mark.slow  # Hundreds of small compilations.
 SMOKE = ("augreg_i1k", "vit_h14_i21k", pytest.param("r50_vit_b16_jft", marks=SLOW), "bit_r50x1_jft")
 SMOKE += ("masked_patch_b16", pytest.param("mae_h14", marks=SLOW))
+SMOKE += (pytest.param("mae_finetune", marks=SLOW), "vit_s16_i1k")
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -10,8 +10,10 @@ from tests.data.malformed import encode
 from vit_jax.config import VALUES, base_config, check
 from vit_jax.data.decode import BACKGROUNDS, INTERPOLATIONS
 from vit_jax.data.preprocess import CROPS, TEST_CROPS, random_resized_box
+from vit_jax.data.timm_augment import RandPolicy
+from vit_jax.errors import UserError
 from vit_jax.training.evaluator import test_crop as evaluation_crop
-from vit_jax.training.loop import train_crop
+from vit_jax.training.loop import image_augmentation, train_crop
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), np.uint8)
 
@@ -29,6 +31,7 @@ def test_config_takes_every_crop_interpolation_and_background_and_no_other():
         "data.crop": CROPS,
         "data.test_crop": TEST_CROPS,
         "data.interpolation": INTERPOLATIONS,
+        "data.test_interpolation": INTERPOLATIONS,
         "data.background": tuple(BACKGROUNDS),
     }.items():
         rule = VALUES[key].rule
@@ -62,3 +65,32 @@ def test_training_and_evaluation_put_transparent_images_on_the_configs_backgroun
         assert np.unique(train_crop(made)(data, np.random.default_rng(0))).tolist() == [shade]
         assert np.unique(evaluation_crop(made)(data)).tolist() == [shade]
     assert base_config().data.background == "white"
+
+
+def test_evaluation_may_resize_by_another_way_than_training():
+    made = config(interpolation="bilinear", test_interpolation="area")
+    assert (train_crop(made).interpolation, evaluation_crop(made).interpolation) == ("bilinear", "area")
+    made.data.test_interpolation = None
+    assert evaluation_crop(made).interpolation == "bilinear"
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "resampling"),
+    [(None, "bilinear"), ("bilinear_antialias", "bilinear"), ("bicubic", "bicubic")],
+)
+def test_policy_turns_and_shears_by_the_interpolation_of_the_crops(interpolation, resampling):
+    made = config(interpolation=interpolation)
+    assert image_augmentation(made) is None
+    made.augment.policy = "rand-m9-mstd0.5-inc1"
+    expected = RandPolicy(9.0, 2, 0.5, 0.5, True, resampling=resampling)
+    assert image_augmentation(made) == expected
+
+
+@pytest.mark.parametrize("interpolation", ["lanczos", "area"])
+def test_policy_cannot_turn_by_every_interpolation(interpolation):
+    made = config(interpolation=interpolation)
+    made.augment.policy = "rand-m9"
+    with pytest.raises(
+        UserError, match=f"data.interpolation is '{interpolation}' and must be .* augment.policy"
+    ):
+        check(made)
