@@ -158,12 +158,13 @@ def test_mae_finetune_config_holds_the_published_values(model, row):
 def test_pre_training_crops_and_resizes_as_tensorflow(name):
     data = load(name).data
     assert (data.crop, data.crop_area, data.interpolation) == ("inception", (0.05, 1.0), "bilinear")
+    assert (data.crop_aspect, data.test_interpolation) == ((0.75, 1.33), "area")
 
 
 @pytest.mark.parametrize("name", ["augreg_i1k", "augreg_i21k"])
 def test_augreg_crops_and_resizes_as_tensorflow(name):
     data = load(name, "model=ViT-S/16").data
-    assert (data.crop, data.interpolation) == ("inception", "bilinear")
+    assert (data.crop, data.crop_aspect, data.interpolation) == ("inception", (0.75, 1.33), "bilinear")
 
 
 def test_fine_tuning_resizes_as_its_checkpoint():

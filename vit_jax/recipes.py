@@ -105,7 +105,6 @@ def plain_vit(epochs: int) -> ConfigDict:
     config.model.update(dict(pooling="gap", position="sincos2d", dtype="float32"))
     config.data.path = "imagenet2012"
     config.data.train_split, config.data.test_split = "train[:99%]", "validation"
-    config.data.crop_aspect = (0.75, 1.33)  # Not 4/3.
     config.augment.update(dict(randaugment=(2, 10.0), mixup=0.2))
     config.loss.name = "softmax"
     config.optimizer.update(dict(learning_rate=1e-3, weight_decay=1e-4 / 1e-3, moment_dtype="bfloat16"))
@@ -136,6 +135,7 @@ def _pretrain(model: str, dropout: float) -> ConfigDict:
     config.batch_size = 4096
     config.data.source = "tfds"
     config.data.image_size, config.data.test_resize = 224, 256
+    config.data.crop_aspect = (0.75, 1.33)  # Of TensorFlow's operator where nothing is said; not 4/3.
     config.data.interpolation, config.data.test_interpolation = "bilinear", "area"  # As big_vision's.
     config.loss.name = "sigmoid"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
