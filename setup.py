@@ -6,6 +6,8 @@ here = Path(__file__).parent
 requirements = [
     line for line in (here / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")
 ]
+# Ours is the writer; these check what it wrote, and run it.
+onnx = ["onnx>=1.20,<2", "onnxruntime>=1.24,<2"]
 
 setup(
     name="vit_jax",
@@ -32,6 +34,7 @@ setup(
     install_requires=requirements,
     extras_require={
         "test": [
+            *onnx,
             "pytest>=8,<10",
             "pytest-xdist>=3,<4",
             "hypothesis>=6,<7",
@@ -44,7 +47,7 @@ setup(
         # Whose checkpoints are read and written; the tests that compare with them are skipped without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
         # For export to ONNX.
-        "onnx": ["jax2onnx>=0.17,<0.18", "onnxruntime>=1.31,<2"],
+        "onnx": onnx,
         # For prepare --beam.
         "beam": ["apache-beam>=2.71,<3"],
         # Photographs for experiments/elpv.py; their licence is CC BY-NC-SA 4.0: not for commercial use.

@@ -52,7 +52,7 @@ ARGUMENTS = {
     "norm_epsilon": number(above=0, most=1),
     "remat": one_of("none", "dots", "full"),
     "scan": flag(),
-    "dtype": one_of("float32", "bfloat16"),
+    "dtype": one_of("float32", "bfloat16", "float16"),
 }
 
 _OPTIONAL = ("resnet_blocks", "rope_grid", "layer_scale")  # None is: without.

@@ -28,4 +28,6 @@ def load_model(source: str | Path, *, say: Callable[[str], None] = print, **chan
     say(checkpoint.describe())
     for line in done.describe():
         say(line)
+    if values["dtype"] != checkpoint.arguments["dtype"]:
+        say(f"computes in {values['dtype']} here")
     return build(checkpoint.model, values, sources)

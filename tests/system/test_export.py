@@ -1,18 +1,15 @@
 """A model as a file: written by the command, run by JAX alone or by ONNX Runtime."""
 
-import importlib.util
 import subprocess
 import sys
 
+import jax
 import numpy as np
+import onnxruntime
 import pytest
 
 import vit_jax
-from tests.system.conftest import ROOT
-
-needs_onnx = pytest.mark.skipif(
-    importlib.util.find_spec("jax2onnx") is None, reason='needs pip install -e ".[onnx]"'
-)
+from tests.system.conftest import ROOT, SMALL
 
 # With no other library than JAX: what a server has.
 SERVE = """
@@ -53,10 +50,7 @@ def test_program_gives_the_models_logits_at_two_batch_sizes(run, finished, tmp_p
             np.testing.assert_allclose(np.load(file), logits, atol=1e-5)
 
 
-@needs_onnx
 def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path):
-    import onnxruntime
-
     result = export(run, finished, tmp_path / "m.onnx", "--uint8")
     assert result.returncode == 0, result.stderr
     model = vit_jax.load_model(finished, say=str)
@@ -78,3 +72,61 @@ def test_file_that_exists_or_is_of_no_format_or_folder_is_refused(run, finished,
         assert result.returncode == 2 and words in result.stderr
     assert (tmp_path / "there.stablehlo").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.fixture(scope="module")
+def half(run, tmp_path_factory):
+    """The workdir of a run in bfloat16, as configs/finetune.py's are, with what helps training alone."""
+    workdir = tmp_path_factory.mktemp("half") / "run"
+    flags = ("dtype=bfloat16", "scan=True", "remat=full")
+    result = run(*SMALL, *(f"--config.model.{flag}" for flag in flags), f"--workdir={workdir}")
+    assert result.returncode == 0, result.stderr
+    return workdir
+
+
+def served(file, images):
+    """The logits that a written file gives."""
+    if file.suffix == ".onnx":
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        return session.run(None, {"images": images})[0]
+    return np.asarray(jax.export.deserialize(bytearray(file.read_bytes())).call(images))
+
+
+@pytest.mark.parametrize(
+    "name, dtype, tolerance",
+    [
+        ("m.stablehlo", "float32", 1e-5),
+        ("m.stablehlo", "bfloat16", 0.1),
+        ("m.onnx", "float32", 1e-5),
+        ("m.onnx", "float16", 0.02),
+    ],
+)
+def test_model_trained_in_bfloat16_is_written_in_float32_or_as_asked(
+    run, half, tmp_path, name, dtype, tolerance
+):
+    result = export(run, half, tmp_path / name, *([] if dtype == "float32" else [f"--dtype={dtype}"]))
+    assert result.returncode == 0, result.stderr
+    assert f"to logits, in {dtype}; differs from the model in float32 by" in result.stdout
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 16, 16, 3)).astype(np.float32)
+    wanted = np.asarray(vit_jax.load_model(half, say=str, dtype="float32")(images))
+    logits = served(tmp_path / name, images)
+    scale = float(np.abs(wanted).max())
+    assert scale > 0.01
+    np.testing.assert_allclose(logits, wanted, atol=tolerance * scale, rtol=0)
+    if dtype != "float32":  # It is not float32 under another name.
+        assert np.abs(logits - wanted).max() > 1e-5 * scale
+
+
+def test_load_model_says_that_a_model_computes_in_bfloat16(half):
+    said = []
+    vit_jax.load_model(half, say=said.append)
+    vit_jax.load_model(half, say=said.append, dtype="float32")
+    assert [line.endswith("computes in bfloat16") for line in said] == [True, True, False]
+    assert said[2] == "computes in float32 here"
+
+
+def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
+    result = export(run, half, tmp_path / "m.onnx", "--dtype=bfloat16")
+    assert result.returncode == 2
+    assert "--dtype=float16, or a file called .stablehlo" in result.stderr
+    assert not list(tmp_path.iterdir())

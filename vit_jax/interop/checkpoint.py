@@ -70,6 +70,7 @@ class Checkpoint(NamedTuple):
         return (
             f"{model_name(self.model, self.arguments)} of {self.library} ({self.place}): "
             f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels, {head}"
+            + (f", computes in {dtype}" if (dtype := self.arguments["dtype"]) != "float32" else "")
             + (f"; assumed: {self.assumed}" if self.assumed else "")
         )
 

@@ -1,0 +1,472 @@
+"""A JAX function as an ONNX model: `convert` traces it and writes each operation of the trace.
+
+What follows from constants alone (parameters cast to a type, standardised kernels, tables of positions) is
+computed here, by JAX, and written as a number. Of the rest there are the operations that the models have,
+each as ONNX's of the same meaning; another is refused. One dimension may be symbolic: the batch.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+import onnx
+from jax.extend.core import ClosedJaxpr, Literal
+from onnx import TensorProto, helper
+
+from vit_jax.errors import UserError
+
+OPSET = 18
+
+TYPES = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.float16): TensorProto.FLOAT16,
+    np.dtype(ml_dtypes.bfloat16): TensorProto.BFLOAT16,
+    np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int64): TensorProto.INT64,
+    np.dtype(bool): TensorProto.BOOL,
+}
+
+# Operations of JAX that ONNX has, element by element.
+SAME = {
+    "abs": "Abs",
+    "add": "Add",
+    "add_any": "Add",
+    "and": "And",
+    "div": "Div",
+    "eq": "Equal",
+    "erf": "Erf",
+    "exp": "Exp",
+    "ge": "GreaterOrEqual",
+    "gt": "Greater",
+    "le": "LessOrEqual",
+    "log": "Log",
+    "logistic": "Sigmoid",
+    "lt": "Less",
+    "max": "Max",
+    "min": "Min",
+    "mul": "Mul",
+    "neg": "Neg",
+    "sqrt": "Sqrt",
+    "sub": "Sub",
+    "tanh": "Tanh",
+}
+# What changes nothing in what is computed, and what holds a trace of its own.
+NOTHING = {"copy", "copy_p", "optimization_barrier", "stop_gradient"}
+CALLS = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "checkpoint",
+    "remat2",
+}
+
+
+def convert(
+    function: Callable, argument: jax.ShapeDtypeStruct, names: tuple[str, str], most_bytes: int
+) -> onnx.ModelProto:
+    """The ONNX model of a function of one array to one array.
+
+    Args:
+      argument: its shape, whose first dimension may be symbolic.
+      names: of the model's input and output.
+      most_bytes: of all constants together.
+
+    Raises:
+      UserError: the function has an operation that is not written, or larger constants.
+    """
+    traced = jax.jit(function).trace(argument).jaxpr
+    graph = _Graph(names[0], argument, most_bytes)
+    (result,) = graph.run(traced, [_Value(names[0], argument.shape, argument.shape, argument.dtype)])
+    graph.add("Identity", [graph.whole(result)], output=names[1])
+    described = [
+        helper.make_tensor_value_info(
+            name, TYPES[np.dtype(value.dtype)], [_dimension(d) for d in value.shape]
+        )
+        for name, value in zip(names, (argument, result), strict=True)
+    ]
+    nodes = graph.reached_from(names[1])
+    used = {name for node in nodes for name in node.input}
+    tensors = [tensor for name, tensor in graph.tensors.items() if name in used]
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(
+        helper.make_graph(nodes, "model", described[:1], described[1:], tensors),
+        opset_imports=[opset],
+        ir_version=helper.find_min_ir_version_for([opset]),
+        producer_name="vit_jax",
+    )
+
+
+class _Value(NamedTuple):
+    """An array in the making: a constant, or what a node of the graph gives."""
+
+    held: np.ndarray | str
+    shape: tuple  # That it stands for, as JAX says; the batch is symbolic.
+    narrow: tuple  # That is held: 1 where it would repeat itself. ONNX's operations on elements repeat it.
+    dtype: np.dtype
+
+    @property
+    def known(self) -> bool:
+        return isinstance(self.held, np.ndarray)
+
+
+class _Graph:
+    """Nodes and constants, in the order in which they were added."""
+
+    def __init__(self, images: str, argument: jax.ShapeDtypeStruct, most_bytes: int):
+        self.images, self.batch = images, argument.shape[0]
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: dict[str, TensorProto] = {}
+        self.written: dict[int, tuple[str, np.ndarray]] = {}  # The array too, so that its id stays its own.
+        self.room = self.most_bytes = most_bytes
+
+    def run(self, closed: ClosedJaxpr, arguments: list[_Value]) -> list[_Value]:
+        """Adds what a trace computes; returns its results."""
+        jaxpr = closed.jaxpr
+        values = dict(zip(jaxpr.constvars, map(_constant, closed.consts), strict=True))
+        values |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(variable) -> _Value:
+            return _constant(variable.val) if isinstance(variable, Literal) else values[variable]
+
+        for equation in jaxpr.eqns:
+            inputs = [read(variable) for variable in equation.invars]
+            results = self.equation(equation, inputs)
+            values |= dict(zip(equation.outvars, results, strict=True))
+        return [read(variable) for variable in jaxpr.outvars]
+
+    def equation(self, equation, inputs: list[_Value]) -> list[_Value]:
+        name, params = equation.primitive.name, equation.params
+        out = equation.outvars[0].aval
+        if name == "broadcast_in_dim":
+            return [self.broadcast(inputs[0], out, params["broadcast_dimensions"])]
+        if all(value.known for value in inputs) and all(_is_static(v.aval.shape) for v in equation.outvars):
+            whole = [np.broadcast_to(value.held, value.shape) for value in inputs]
+            results = equation.primitive.bind(*whole, **params)
+            return [_constant(x) for x in (results if equation.primitive.multiple_results else [results])]
+        if name in CALLS:
+            inner = params.get("jaxpr") or params.get("call_jaxpr")
+            return self.run(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), inputs)
+        if name in NOTHING:
+            return inputs
+        if name in SAME:
+            return [self.elementwise(SAME[name], inputs, out)]
+        write = getattr(self, f"_{name}", None)
+        if write is None:
+            raise UserError(
+                f"the model computes {name!r}, which is not written to ONNX; StableHLO holds all operations"
+            )
+        return [write(inputs, out, **params)]
+
+    def add(self, operation: str, inputs: Sequence[str], output: str | None = None, **attributes) -> str:
+        """A node more; returns the name of its output."""
+        output = output or f"{operation}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operation, inputs, [output], **attributes))
+        return output
+
+    def name(self, array: np.ndarray) -> str:
+        """The name of a constant, which is written once however often it is used."""
+        if id(array) not in self.written:
+            self.room -= array.nbytes
+            if self.room < 0:
+                raise UserError(
+                    f"its parameters take more than the {self.most_bytes / 1e9:.1f} GB that one file of ONNX "
+                    "holds; --dtype=bfloat16 or --dtype=float16 takes half"
+                )
+            name = f"constant_{len(self.tensors)}"
+            self.tensors[name] = helper.make_tensor(
+                name, TYPES[array.dtype], array.shape, array.tobytes(), raw=True
+            )
+            self.written[id(array)] = name, array
+        return self.written[id(array)][0]
+
+    def integers(self, numbers: Sequence[int]) -> str:
+        return self.name(_shared(tuple(map(int, numbers))))
+
+    def held(self, value: _Value) -> str:
+        """The name of what is held."""
+        return self.name(value.held) if value.known else value.held
+
+    def whole(self, value: _Value) -> str:
+        """The name of the array in its own shape."""
+        if value.narrow == value.shape:
+            return self.held(value)
+        if value.known and _is_static(value.shape):
+            return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape)))
+        # A 1 leaves a dimension as it is: the batch need not be known where it is there already.
+        missing = [1 if old == new else new for old, new in zip(value.narrow, value.shape, strict=True)]
+        if _is_static(missing):
+            return self.add("Expand", [self.held(value), self.integers(missing)])
+        parts = [self.size(d) if not isinstance(d, int) else self.integers([d]) for d in missing]
+        return self.add("Expand", [self.held(value), self.add("Concat", parts, axis=0)])
+
+    def size(self, dimension) -> str:
+        """A multiple of the batch, as the images have it."""
+        batch = self.add("Shape", [self.images], start=0, end=1)
+        times = dimension // self.batch
+        if not isinstance(times, int) or times * self.batch != dimension:
+            raise UserError(f"an array of the model has the size {dimension}, which is not written to ONNX")
+        return batch if times == 1 else self.add("Mul", [batch, self.integers([times])])
+
+    def elementwise(self, operation: str, inputs: Sequence[_Value], out) -> _Value:
+        name = self.add(operation, [self.held(value) for value in inputs])
+        return _Value(name, out.shape, _together([value.narrow for value in inputs], out.ndim), out.dtype)
+
+    def full(self, name: str, out) -> _Value:
+        return _Value(name, out.shape, out.shape, out.dtype)
+
+    def reshape(self, name: str, shape: Sequence) -> str:
+        """One dimension may be symbolic, and is what is left."""
+        return self.add("Reshape", [name, self.integers([d if isinstance(d, int) else -1 for d in shape])])
+
+    def transpose(self, name: str, order: Sequence[int]) -> str:
+        return name if list(order) == sorted(order) else self.add("Transpose", [name], perm=list(order))
+
+    def cast(self, name: str, old, new) -> str:
+        return name if old == new else self.add("Cast", [name], to=TYPES[np.dtype(new)])
+
+    def broadcast(self, value: _Value, out, places: Sequence[int]) -> _Value:
+        """Held as it was, with axes of 1; it is repeated only where it must be."""
+        narrow = [1] * out.ndim
+        for place, size in zip(places, value.narrow, strict=True):
+            narrow[place] = size
+        if value.known:
+            return _Value(value.held.reshape(narrow), out.shape, tuple(narrow), out.dtype)
+        added = [axis for axis in range(out.ndim) if axis not in places]
+        name = self.add("Unsqueeze", [value.held, self.integers(added)]) if added else value.held
+        return _Value(name, out.shape, tuple(narrow), out.dtype)
+
+    def _convert_element_type(self, inputs, out, new_dtype, **_) -> _Value:
+        (value,) = inputs
+        return _Value(self.cast(self.held(value), value.dtype, new_dtype), out.shape, value.narrow, out.dtype)
+
+    def _rsqrt(self, inputs, out, **_) -> _Value:
+        root = self.elementwise("Sqrt", inputs, out)
+        return self.elementwise("Reciprocal", [root], out)
+
+    def _square(self, inputs, out, **_) -> _Value:
+        return self.elementwise("Mul", 2 * inputs, out)
+
+    def _integer_pow(self, inputs, out, y, **_) -> _Value:
+        factors = [inputs[0]] * abs(y)
+        product = functools.reduce(lambda a, b: self.elementwise("Mul", [a, b], out), factors)
+        return self.elementwise("Reciprocal", [product], out) if y < 0 else product
+
+    def _erfc(self, inputs, out, **_) -> _Value:
+        one = _constant(np.ones((), out.dtype))
+        return self.elementwise("Sub", [one, self.elementwise("Erf", inputs, out)], out)
+
+    def _select_n(self, inputs, out, **_) -> _Value:
+        chosen, false, true = inputs
+        return self.elementwise("Where", [chosen, true, false], out)
+
+    def _reshape(self, inputs, out, **_) -> _Value:
+        (value,) = inputs
+        if value.known and value.narrow == value.shape:
+            return _constant(value.held.reshape(out.shape))
+        return self.full(self.reshape(self.whole(value), out.shape), out)
+
+    def _squeeze(self, inputs, out, dimensions, **_) -> _Value:
+        return self.full(self.add("Squeeze", [self.whole(inputs[0]), self.integers(dimensions)]), out)
+
+    def _expand_dims(self, inputs, out, dimensions, **_) -> _Value:
+        return self.full(self.add("Unsqueeze", [self.whole(inputs[0]), self.integers(dimensions)]), out)
+
+    def _transpose(self, inputs, out, permutation) -> _Value:
+        (value,) = inputs
+        narrow = tuple(value.narrow[axis] for axis in permutation)
+        return _Value(self.transpose(self.held(value), permutation), out.shape, narrow, out.dtype)
+
+    def _concatenate(self, inputs, out, dimension) -> _Value:
+        return self.full(self.add("Concat", [self.whole(value) for value in inputs], axis=dimension), out)
+
+    def _stack(self, inputs, out, axis, **_) -> _Value:
+        parts = [self.add("Unsqueeze", [self.whole(value), self.integers([axis])]) for value in inputs]
+        return self.full(self.add("Concat", parts, axis=axis), out)
+
+    def _slice(self, inputs, out, start_indices, limit_indices, strides) -> _Value:
+        (value,) = inputs
+        strides = strides or (1,) * len(start_indices)
+        return self.full(self.slice(value, start_indices, limit_indices, strides), out)
+
+    def slice(self, value: _Value, starts, limits, strides) -> str:
+        """Axes that are taken whole are left out, and so is the batch."""
+        axes = [
+            axis
+            for axis, cut in enumerate(zip(starts, limits, strides, value.shape, strict=True))
+            if (cut[0], cut[2]) != (0, 1) or cut[1] != cut[3]
+        ]
+        bounds = [self.integers([of[axis] for axis in axes]) for of in (starts, limits)]
+        steps = self.integers([strides[axis] for axis in axes])
+        return self.add("Slice", [self.whole(value), *bounds, self.integers(axes), steps])
+
+    def _gather(self, inputs, out, dimension_numbers, slice_sizes, **_) -> _Value:
+        """Of one place that is known: `x[:, 0]`, `x[..., :2]`."""
+        value, place = inputs
+        if not place.known or place.narrow != (len(dimension_numbers.start_index_map),):
+            raise UserError("the model looks up places that it computes, which is not written to ONNX")
+        starts = [0] * len(value.shape)
+        for axis, start in zip(dimension_numbers.start_index_map, place.held, strict=True):
+            starts[axis] = int(start)
+        limits = [start + size for start, size in zip(starts, slice_sizes, strict=True)]
+        name = self.slice(value, starts, limits, [1] * len(starts))
+        dropped = dimension_numbers.collapsed_slice_dims
+        return self.full(self.add("Squeeze", [name, self.integers(dropped)]) if dropped else name, out)
+
+    def _pad(self, inputs, out, padding_config) -> _Value:
+        value, filling = inputs
+        lows, highs, between = zip(*padding_config, strict=True)
+        if any(between) or min(lows + highs) < 0:
+            raise UserError("the model pads within an array, which is not written to ONNX")
+        pads = self.integers(lows + highs)
+        return self.full(self.add("Pad", [self.whole(value), pads, self.held(filling)]), out)
+
+    def _reduce_sum(self, inputs, out, axes, **_) -> _Value:
+        """One axis after the other, since ONNX Runtime adds the numbers of several axes in a row: after
+        a BiT's group norms the logits would be 1e-4 from those of float64 sums, and are 7e-6."""
+        name = self.whole(inputs[0])
+        for axis in sorted(axes, reverse=True):
+            name = self.add("ReduceSum", [name, self.integers([axis])], keepdims=0)
+        return self.full(name, out)
+
+    def _reduce_max(self, inputs, out, axes, **_) -> _Value:
+        return self.full(self.add("ReduceMax", [self.whole(inputs[0]), self.integers(axes)], keepdims=0), out)
+
+    def _dot_general(self, inputs, out, dimension_numbers, preferred_element_type, **_) -> _Value:
+        """MatMul of `[batch axes..., free, contracted]` and `[batch axes..., contracted, free]`."""
+        (contracted, together), sides = dimension_numbers, []
+        free = [
+            [axis for axis in range(len(value.shape)) if axis not in (*contracted[side], *together[side])]
+            for side, value in enumerate(inputs)
+        ]
+        for side, value in enumerate(inputs):
+            axes = [free[side], contracted[side]] if side == 0 else [contracted[side], free[side]]
+            order = [*together[side], *axes[0], *axes[1]]
+            shape = [value.shape[axis] for axis in together[side]]
+            sizes = [[value.shape[axis] for axis in part] for part in axes]
+            # Free axes of the first need not be merged where the second has no batch axes.
+            apart = side == 0 and not together[0] and free[0]
+            shape += (sizes[0] if apart else [math.prod(sizes[0])]) + [math.prod(sizes[1])]
+            if value.known and _is_static(value.shape):
+                array = np.broadcast_to(value.held, value.shape).transpose(order).reshape(shape)
+                sides.append(self.name(np.ascontiguousarray(array.astype(out.dtype))))
+                continue
+            name = self.transpose(self.cast(self.whole(value), value.dtype, out.dtype), order)
+            merged = len(shape) != len(order) or not all(axes)
+            sides.append(self.reshape(name, shape) if merged else name)
+        name = self.add("MatMul", sides)
+        made = len(together[0]) + (len(free[0]) if not together[0] and free[0] else 1) + 1
+        return self.full(name if made == out.ndim and all(free) else self.reshape(name, out.shape), out)
+
+    def _conv_general_dilated(
+        self,
+        inputs,
+        out,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
+        feature_group_count,
+        **_,
+    ) -> _Value:
+        image, kernel = inputs
+        if set(lhs_dilation) != {1}:
+            raise UserError("the model has a transposed convolution, which is not written to ONNX")
+        name = self.add(
+            "Conv",
+            [
+                self.transpose(self.whole(image), dimension_numbers.lhs_spec),
+                self.constant_or_transpose(kernel, dimension_numbers.rhs_spec),
+            ],
+            strides=window_strides,
+            pads=[low for low, _ in padding] + [high for _, high in padding],
+            dilations=rhs_dilation,
+            group=feature_group_count,
+        )
+        return self.full(self.transpose(name, np.argsort(dimension_numbers.out_spec).tolist()), out)
+
+    def constant_or_transpose(self, value: _Value, order: Sequence[int]) -> str:
+        if value.known and _is_static(value.shape):
+            return self.name(np.ascontiguousarray(np.broadcast_to(value.held, value.shape).transpose(order)))
+        return self.transpose(self.whole(value), order)
+
+    def _reduce_window_max(self, inputs, out, **window) -> _Value:
+        return self.pool("MaxPool", inputs[0], out, **window)
+
+    def _reduce_window_sum(self, inputs, out, window_dimensions, **window) -> _Value:
+        mean = self.pool(
+            "AveragePool", inputs[0], out, window_dimensions=window_dimensions, count_include_pad=1, **window
+        )
+        count = _constant(np.asarray(math.prod(window_dimensions), out.dtype))
+        return self.elementwise("Mul", [mean, count], out)
+
+    def pool(
+        self,
+        operation,
+        value,
+        out,
+        window_dimensions,
+        window_strides,
+        padding,
+        base_dilation,
+        window_dilation,
+        **attributes,
+    ) -> _Value:
+        """ONNX pools the axes from the third on."""
+        if set(base_dilation) | set(window_dilation) != {1}:
+            raise UserError("the model pools with gaps, which is not written to ONNX")
+        steps = list(zip(window_dimensions, window_strides, padding, strict=True))
+        moving = [axis for axis, step in enumerate(steps) if step != (1, 1, (0, 0))]
+        order = [axis for axis in range(len(steps)) if axis not in moving] + moving
+        if order[2:] != moving:
+            raise UserError("the model pools over its batch or channels, which is not written to ONNX")
+        name = self.add(
+            operation,
+            [self.transpose(self.whole(value), order)],
+            kernel_shape=[window_dimensions[axis] for axis in moving],
+            strides=[window_strides[axis] for axis in moving],
+            pads=[padding[axis][0] for axis in moving] + [padding[axis][1] for axis in moving],
+            **attributes,
+        )
+        return self.full(self.transpose(name, np.argsort(order).tolist()), out)
+
+    def reached_from(self, output: str) -> list[onnx.NodeProto]:
+        """The nodes that an output needs, in order."""
+        needed, nodes = {output}, []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+                nodes.append(node)
+        return nodes[::-1]
+
+
+def _constant(value: Any) -> _Value:
+    array = np.asarray(value)
+    return _Value(array, array.shape, array.shape, array.dtype)
+
+
+@functools.cache
+def _shared(numbers: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(numbers, np.int64)
+
+
+def _is_static(shape: Sequence) -> bool:
+    return all(isinstance(dimension, int) for dimension in shape)
+
+
+def _dimension(dimension) -> int | str:
+    return dimension if isinstance(dimension, int) else str(dimension)
+
+
+def _together(shapes: Sequence[tuple], ndim: int) -> tuple:
+    """The shape that NumPy's rules give; a symbolic dimension is like any other."""
+    padded = [(1,) * (ndim - len(shape)) + shape for shape in shapes]
+    return tuple(next((d for d in sizes if d != 1), 1) for sizes in zip(*padded, strict=True))
