@@ -23,7 +23,7 @@ ALLOWED = {
     "jobs": {"training"},
     "inspection": {"models"},
     "command": {"config"},
-    "planning": {"config", "models", "data", "parallel", "training"},
+    "planning": {"config", "models", "data", "parallel", "training", "libtpu"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
     | {"training", "planning", "load"},
 }

@@ -3,6 +3,8 @@
 `create_model("ViT-B/16", num_classes=10)` makes a model, `load_model(workdir)` reads one back.
 """
 
+from vit_jax.libtpu import expect_no_tpu_where_none_is
+
 __version__ = "0.1.0"
 __all__ = [
     "MODELS",
@@ -13,6 +15,8 @@ __all__ = [
     "load_model",
     "model_card",
 ]
+
+expect_no_tpu_where_none_is()
 
 
 def __getattr__(name: str):

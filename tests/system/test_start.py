@@ -1,9 +1,14 @@
 """What a start waits for, and what it does not."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 
+import pytest
+from PIL import Image
+
+import vit_jax
 from tests.data.prepared import prepare
 from tests.system.conftest import SMALL
 
@@ -63,3 +68,20 @@ def test_training_from_array_record_and_tfds_imports_no_tensorflow(run, tmp_path
     no_tensorflow.check()
     assert result.returncode == 0, result.stderr
     assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
+def test_a_command_says_its_own_lines_only_beside_the_tpu_compiler(run, finished, tmp_path):
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    environment = run.environment | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # Its lock would keep it silent.
+    del environment["JAX_PLATFORMS"]
+    process = subprocess.run(
+        [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={finished}", tmp_path / "a.png"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    said = []
+    vit_jax.load_model(finished, say=said.append)
+    assert process.stderr.splitlines() == said

@@ -16,23 +16,13 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.libtpu import ENVIRONMENT
 from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.training.program import abstract_batch, make_program
 
 VERSION = "1"  # Of what is kept in the cache.
-
-# Else the library looks for a TPU and for Google's cloud around it, complains at length that there is none,
-# and lets one process of a machine use it at a time.
-ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_MIN_LOG_LEVEL": "3",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 
 
 @dataclass(frozen=True)
