@@ -54,7 +54,7 @@ TABLE_3 |= {
     "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
 }
 OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "finetune", "finetune_elpv", "quickstart")
-OTHER_JOBS += ("masked_patch_b16", "mae_b16", "mae_l16", "mae_h14", "mae_finetune")
+OTHER_JOBS += ("masked_patch_b16", "mae_b16", "mae_l16", "mae_h14", "mae_finetune", "vit_s16_i1k")
 
 
 def test_every_pre_training_config_has_a_row_of_the_table():
