@@ -111,7 +111,9 @@ VALUES = {
         operational=True,
     ),
     "model.scan": Value(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
-    "model.dtype": Value("float32", ARGUMENTS["dtype"], "Type of the computation; parameters are float32."),
+    "model.dtype": Value(
+        "float32", one_of("float32", "bfloat16"), "Type of the computation; parameters are float32."
+    ),
     "data.source": Value(
         "digits", text(r"\w+"), "Kind of data: digits, folder, tfds, vtab, array_record, mixture, synthetic."
     ),

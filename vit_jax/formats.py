@@ -1,0 +1,82 @@
+"""What the config of a run meant when the run began, where its text means something else today.
+
+A workdir's manifest has the number of its format; one without is of format 1. Runs of an earlier format go
+on with the meaning they began with, spelled out in today's values, or are refused in one line.
+"""
+
+import json
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import VALUES, from_json, leaves
+from vit_jax.errors import UserError
+
+FORMAT = 2
+
+
+def saved_config(text: str, format: int) -> ConfigDict:
+    """The config of a run, in today's values.
+
+    Args:
+      text: of the run's `config.json`.
+      format: of its manifest.
+    """
+    config = from_json(text)
+    if format < 2:
+        config.update_from_flattened_dict(_format_1(config))
+    return config
+
+
+def _format_1(config: ConfigDict) -> dict[str, Any]:
+    """What a config's text meant in format 1, where that differs."""
+    meant = {"data.background": "none"}
+    if config.data.crop == "inception":
+        meant["data.crop"] = "random_resized"
+    if config.optimizer.name == "adafactor":
+        meant |= {"optimizer.clip_update": 1.0, "optimizer.clip_update_of": "array"}
+    if config.objective.name == "mae":
+        meant["objective.decoder_position"] = "sincos2d"
+    return meant
+
+
+def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, list[str]]:
+    """The config with which a run goes on that began with the text `text`, and what differs from `config`.
+
+    In an earlier format what has come since keeps the meaning that the run began with, whatever a recipe
+    says of it today.
+
+    Raises:
+      UserError: the run is of a later format, or what it trained on cannot be had any more.
+    """
+    if format > FORMAT:
+        raise UserError(f"the run is of format {format}, and this vit_jax writes {FORMAT}: use a newer vit_jax")
+    if format == FORMAT:
+        return config, []
+    _check_slices(from_json(text))
+    saved, given = dict(leaves(saved_config(text, format))), dict(leaves(config))
+    known = dict(leaves(ConfigDict(json.loads(text))))
+    kept = {
+        key: saved[key]
+        for key, value in VALUES.items()
+        if not value.operational
+        and given[key] != saved[key]
+        and (key not in known or known[key] == given[key])  # New since then, or the same word.
+    }
+    config = config.copy_and_resolve_references().unlock()
+    config.update_from_flattened_dict(kept)
+    return config.lock(), [f"{key} is {value!r}" for key, value in kept.items()]
+
+
+def _check_slices(config: ConfigDict) -> None:
+    """Raises UserError where a slice of a data set held other images in format 1."""
+    kinds = [config.data.source, *(part.partition(":")[0] for part in config.data.parts or ())]
+    if not {"folder", "array_record"} & {*kinds}:
+        return
+    for key in ("data.train_split", "data.test_split"):
+        split = config[key.split(".")[0]][key.split(".")[1]]
+        if "[" in split or (split == "all" and "folder" in kinds):
+            raise UserError(
+                f"this run began when slices held other images than today: config.{key} is {split!r}; start it "
+                "anew in another --workdir (its checkpoints load as ever: config.finetune.checkpoint)"
+            )
