@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import itertools
 import json
 import subprocess
 import sys
@@ -30,12 +31,12 @@ def no_hang():
     faulthandler.cancel_dump_traceback_later()
 
 
-def all_of_it(image: bytes, mode: str) -> np.ndarray:
-    return TrainCrop(SIZE, "none", mode=mode)(image, np.random.default_rng(0))
+def all_of_it(image: bytes, mode: str, interpolation: str) -> np.ndarray:
+    return TrainCrop(SIZE, "none", mode=mode, interpolation=interpolation)(image, np.random.default_rng(0))
 
 
-def centre(image: bytes, mode: str) -> np.ndarray:
-    return TestCrop(SIZE, "short_side", RESIZE, mode=mode)(image)
+def centre(image: bytes, mode: str, interpolation: str) -> np.ndarray:
+    return TestCrop(SIZE, "short_side", RESIZE, mode=mode, interpolation=interpolation)(image)
 
 
 def reference(crop, pixels: np.ndarray) -> np.ndarray:
@@ -51,17 +52,18 @@ def reference(crop, pixels: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
 def test_crop_is_right_or_the_image_unreadable(case, mode):
-    for crop in (all_of_it, centre):
+    for crop, interpolation in itertools.product((all_of_it, centre), ("bilinear", "bicubic", "area")):
+        how = mode, interpolation
         if isinstance(case.expected, np.ndarray):
-            off = np.abs(crop(case.data, mode) - reference(crop, case.expected).astype(int))
-            assert off.mean() < LIMIT, crop.__name__
+            off = np.abs(crop(case.data, *how) - reference(crop, case.expected).astype(int))
+            assert off.mean() < LIMIT, (crop.__name__, interpolation)
         elif case.expected == UNREADABLE:
             with pytest.raises(Unreadable):
-                crop(case.data, mode)
+                crop(case.data, *how)
         else:
             assert case.expected == EITHER
             with contextlib.suppress(Unreadable):
-                pixels = crop(case.data, mode)
+                pixels = crop(case.data, *how)
                 assert pixels.shape == (SIZE, SIZE, 3) and pixels.dtype == np.uint8
 
 
@@ -69,7 +71,7 @@ CHILD = """
 import json, resource, sys
 import numpy as np
 from vit_jax.data.decode import Unreadable
-from vit_jax.data.preprocess import TrainCrop
+from vit_jax.data.preprocess import TestCrop, TrainCrop
 from tests.data.malformed import corpus, encode, picture
 
 def peak():
@@ -81,6 +83,7 @@ for case in corpus():
     for mode in ("fast", "exact"):
         try:
             TrainCrop(32, mode=mode)(case.data, np.random.default_rng(0))
+            TestCrop(32, resize=40, mode=mode, interpolation="bicubic")(case.data)
         except Unreadable:
             unreadable += 1
 print(json.dumps({"megabytes": peak() - before, "unreadable": unreadable}))

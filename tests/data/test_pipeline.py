@@ -50,7 +50,7 @@ def train(
         seed=seed,
         batch_size=batch_size,
         first_step=first_step,
-        crop=TrainCrop(8, area=(0.3, 1.0)),
+        crop=TrainCrop(8, "random_resized", area=(0.3, 1.0)),  # Of tiny images; few others are alike.
         workers=workers,
         threads=threads,
         **process,
