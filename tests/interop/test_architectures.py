@@ -37,6 +37,7 @@ def saved(torch, timm, folder, name, **options):
     ("name", "options"),
     [
         ("test_vit", {}),
+        ("test_vit2", {}),
         ("vit_huge_patch14_224", dict(embed_dim=64, depth=1, img_size=28)),
         ("vit_so400m_patch14_reg1_tipsv2", dict(embed_dim=64, depth=1, img_size=28)),
         ("vit_base_patch16_gap_224", dict(embed_dim=64, depth=1, img_size=32)),
@@ -52,7 +53,7 @@ def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
     ("name", "options", "words"),
     [
         ("test_vit3", {}, "none of the ViTs"),  # It pools the register too.
-        ("test_vit4", {}, "fc_norm"),
+        ("test_vit4", {}, "none of the ViTs"),
         ("vit_tiny_patch16_224", dict(depth=1, pool_include_prefix=True), "pool_include_prefix=True"),
         ("vit_base_patch32_siglip_gap_256", dict(embed_dim=48, depth=1), r"differs from a ViT \(siglip\)"),
     ],
