@@ -19,6 +19,12 @@ ARGUMENTS = {
     "num_classes": whole(0, 2**24),
     "patch_size": _SIDE,
     "channels": whole(1, 2**16),
+    "mean": either(several(number(), least=1), number())._replace(
+        words="a finite number, or one for each channel"
+    ),
+    "deviation": either(several(number(above=0), least=1), number(above=0))._replace(
+        words="a finite number above 0, or one for each channel"
+    ),
     "dim": whole(1, 2**20),
     "depth": whole(1, _MOST_LAYERS),
     "hidden": whole(1, 2**20),

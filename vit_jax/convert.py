@@ -44,7 +44,16 @@ def main(arguments: list[str]) -> None:
     library = flags.FLAGS.to or _library(destination, checkpoint, values)
     if destination.suffix != (".npz" if library == "google" else ""):
         raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")
-    written = save(destination, library, checkpoint.model, values, lambda path: sources[path]())
+    same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
+    written = save(
+        destination,
+        library,
+        checkpoint.model,
+        values,
+        lambda path: sources[path](),
+        checkpoint.preprocessing,
+        checkpoint.class_names if same_head else (),
+    )
     for line in _mapping(checkpoint.mapped, written):
         print(line)
     for line in done.describe():

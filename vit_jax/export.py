@@ -101,10 +101,8 @@ def function_of(model) -> Callable:
     """The model as a function of images alone."""
     from flax import nnx
 
-    from vit_jax.models.layers import normalize
-
     graphdef, params = nnx.split(model)
-    return lambda images: nnx.merge(graphdef, params)(normalize(images))
+    return lambda images: nnx.merge(graphdef, params)(images)
 
 
 def any_batch(images: tuple[int, ...], dtype: np.dtype):

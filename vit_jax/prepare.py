@@ -89,7 +89,6 @@ def make_embedder(checkpoint: str, similarity: float) -> Embedder:
     from flax import nnx
 
     from vit_jax.load import load_model
-    from vit_jax.models.layers import normalize
 
     model = load_model(checkpoint, num_classes=0)
     height, width = model.image_size
@@ -99,7 +98,7 @@ def make_embedder(checkpoint: str, similarity: float) -> Embedder:
 
     @jax.jit
     def embed(params, images):
-        return nnx.merge(graphdef, params)(normalize(images))
+        return nnx.merge(graphdef, params)(images)
 
     return Embedder(height, lambda images: jax.device_get(embed(params, images)), similarity)
 

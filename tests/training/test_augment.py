@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from vit_jax.models.layers import normalize
+from vit_jax.models.pixels import to_floats
 from vit_jax.training.augment import (
     augment,
     cutmix_weights,
@@ -45,7 +45,7 @@ def keys(count: int) -> jax.Array:
 
 
 def test_bytes_become_minus_one_to_one():
-    assert normalize(jnp.array([0, 255], jnp.uint8)).tolist() == [-1.0, 1.0]
+    assert to_floats(jnp.array([0, 255], jnp.uint8)).tolist() == [-1.0, 1.0]
 
 
 def test_nothing_on_changes_nothing():
@@ -159,7 +159,7 @@ def test_cut_images_share_by_the_area_that_is_left():
     weights = np.ones((8, 6), np.float32)
     weights[:3, 4:] = 0
     mixed = mix(batch, jnp.asarray(weights))
-    own, partner = normalize(batch["image"]), np.roll(normalize(batch["image"]), 1, 0)
+    own, partner = to_floats(batch["image"]), np.roll(to_floats(batch["image"]), 1, 0)
     np.testing.assert_allclose(mixed["image"][:, :3, 4:], partner[:, :3, 4:], atol=1e-6)
     np.testing.assert_allclose(mixed["image"][:, 3:], own[:, 3:], atol=1e-6)
     np.testing.assert_allclose(mixed["share"], 42 / 48, rtol=1e-6)

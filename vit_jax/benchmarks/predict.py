@@ -13,7 +13,6 @@ from vit_jax.benchmarks.input import make_photographs
 from vit_jax.data.files import ImageFiles, find_images
 from vit_jax.evaluation.features import extractor_of, likeliest, transfer_crop
 from vit_jax.models import create_model
-from vit_jax.models.layers import normalize
 from vit_jax.parallel.host import keep_freed_memory
 from vit_jax.parallel.mesh import make_mesh
 
@@ -38,7 +37,7 @@ def measure(models: list[str], images: int) -> None:
             mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
             extractor, params = extractor_of(model, mesh, crop, compute=compute, batch_size=batch, threads=2)
             graphdef, plain_params = nnx.split(model)
-            plain = jax.jit(lambda p, x, g=graphdef, c=compute: c(nnx.merge(g, p), normalize(x)))
+            plain = jax.jit(lambda p, x, g=graphdef, c=compute: c(nnx.merge(g, p), x))
             pixels = np.random.default_rng(0).integers(256, size=(batch, 224, 224, 3), dtype=np.uint8)
             jax.block_until_ready(plain(plain_params, pixels))
             list(extractor.stream(params, ImageFiles(files[:batch])))  # Compiles.

@@ -15,7 +15,7 @@ from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
-from vit_jax.models.layers import normalize, placing
+from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
 from vit_jax.parallel.rules import parameter_shardings, place_activation
 from vit_jax.progress import Progress
@@ -134,7 +134,7 @@ def make_features(
 
     def features(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
-            values = compute(nnx.merge(graphdef, params), normalize(batch["image"]))
+            values = compute(nnx.merge(graphdef, params), batch["image"])
         return {"values": values, "labels": batch["labels"], "mask": batch["mask"]}
 
     return jax.jit(features, in_shardings=(shardings, split_batch(mesh)), out_shardings=replicated(mesh))

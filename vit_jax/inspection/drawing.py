@@ -12,7 +12,6 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.inspection import embeddings, figures
 from vit_jax.inspection.attention import attention_distance, check_attends, of_patches, rollout
-from vit_jax.models.layers import normalize
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
@@ -112,7 +111,7 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
 
     @jax.jit
     def captured(params, batch):
-        return nnx.merge(graphdef, params)(normalize(batch), capture=capture)[1]
+        return nnx.merge(graphdef, params)(batch, capture=capture)[1]
 
     distance, found = 0, {"tokens": [], "rollout": [], "heads": []}
     for start in range(0, len(images), batch_size):

@@ -8,7 +8,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +32,13 @@ from vit_jax.interop.files import (
 )
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.positions import resize_axis, resize_positions
+from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.models import SIZES, BiT, ViT, abstract
+from vit_jax.models.pixels import plain_statistic
 from vit_jax.models.position import FIXED, PositionEmbedding
 from vit_jax.models.resnet import resnet_stride
+
+PREPROCESSOR = "preprocessor_config.json"
 
 LIBRARIES = {"google": "Google's npz", "timm": "timm", "transformers": "Transformers"}
 
@@ -61,6 +65,8 @@ class Checkpoint(NamedTuple):
     read: Callable[[str], np.ndarray]  # The parameter of a path, in our layout.
     mapped: list[Entry] = []  # Empty for our own checkpoints.
     assumed: str = ""  # What the files do not say, in words.
+    preprocessing: Preprocessing | None = None  # What the model should see of an image, where they say it.
+    class_names: tuple[str, ...] = ()  # Of all classes, or none.
 
     def describe(self) -> str:
         """One line."""
@@ -69,10 +75,22 @@ class Checkpoint(NamedTuple):
         head = f"{n:,} classes" if (n := self.arguments["num_classes"]) else "no head"
         return (
             f"{model_name(self.model, self.arguments)} of {self.library} ({self.place}): "
-            f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels, {head}"
+            f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels{self._statistics()}, {head}"
             + (f", computes in {dtype}" if (dtype := self.arguments["dtype"]) != "float32" else "")
             + (f"; assumed: {self.assumed}" if self.assumed else "")
         )
+
+    def _statistics(self) -> str:
+        """Mean and deviation of pixels, where they are not the usual ones."""
+        mean, deviation = (self.arguments[name] for name in ("mean", "deviation"))
+        if mean == deviation == 0.5:
+            return ""
+        return f" of mean {_numbers(mean)} and deviation {_numbers(deviation)}"
+
+
+def _numbers(value: Statistic) -> str:
+    """One number, or those of the channels, to four digits."""
+    return " ".join(f"{x:.4g}" for x in (value if isinstance(value, tuple) else (value,)))
 
 
 def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
@@ -100,7 +118,12 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         for name, tensor in tensors.items():
             check_float(path, name, tensor.dtype)
         model, values, assumed = module.arguments(tensors, config, image_size)
-        values = complete(model, values)
+        said, seen, unsaid = module.preprocessing(config, _beside(path, PREPROCESSOR), values["channels"])
+        if model is not BiT or image_size is not None:  # Only a BiT's tensors leave the size open.
+            said.pop("image_size", None)
+        values = complete(model, values | said)
+        assumed = " and ".join(part for part in (assumed, unsaid) if part)
+        names = _padded(module.class_names(config), values["num_classes"])
         layers = values.get("depth", 0) + sum(values["resnet_blocks"] or ())
         if layers > len(tensors):
             raise UserError(f"{path} is said to have {layers:,} layers, but has {len(tensors):,} tensors")
@@ -119,20 +142,13 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         entry = by_path[wanted]
         return entry.join([tensors[name].read() for name in entry.names])
 
-    return Checkpoint(str(path), LIBRARIES[library], model, values, shapes, read, mapped, assumed)
+    library = LIBRARIES[library]
+    return Checkpoint(str(path), library, model, values, shapes, read, mapped, assumed, seen, names)
 
 
 def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
     """The `config.json` that belongs to a path, or {}, and the tensors."""
-    folder = path if path.is_dir() else path.parent
-    config = {}
-    if path.suffix != ".npz" and (folder / "config.json").is_file():
-        try:
-            config = json.loads((folder / "config.json").read_text())
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise UserError(f"{folder / 'config.json'} is not the description of a model")
+    config = _beside(path, "config.json")
     if not path.is_dir():
         return config, open_tensors(path)
     if (path / "model.safetensors").is_file():
@@ -143,6 +159,27 @@ def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
     if pickles:
         open_tensors(path / pickles[0])  # Says why not.
     raise UserError(f"there is no model.safetensors in {path}")
+
+
+def _beside(path: Path, name: str) -> dict:
+    """What a JSON file says that belongs to a path, or {}."""
+    file = (path if path.is_dir() else path.parent) / name
+    if path.suffix == ".npz" or not file.is_file():
+        return {}
+    try:
+        said = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise UserError(f"{file} is not the description of a model")
+    return said
+
+
+def _padded(names: list, classes: int) -> tuple[str, ...]:
+    """The names of all classes: numbers where there are too few; none where there are none or too many."""
+    if not 0 < len(names) <= classes:
+        return ()
+    return (*map(str, names), *map(str, range(len(names), classes)))
 
 
 def _check(path: Path, mapped: list[Entry], tensors: dict[str, Tensor]) -> None:
@@ -180,7 +217,8 @@ def complete(model: type, values: dict) -> dict:
             raise UserError(f"a {model.__name__} needs the argument {name!r}")
     check_arguments(values)
     size = values["image_size"]
-    return values | dict(image_size=size if isinstance(size, tuple) else (size, size))
+    values["image_size"] = size if isinstance(size, tuple) else (size, size)
+    return values | {name: plain_statistic(values[name]) for name in ("mean", "deviation")}
 
 
 def skeleton(model: type, values: dict) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
@@ -345,7 +383,13 @@ def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]
 
 
 def save(
-    destination: Path, library: str, model: type, values: dict, read: Callable[[str], np.ndarray]
+    destination: Path,
+    library: str,
+    model: type,
+    values: dict,
+    read: Callable[[str], np.ndarray],
+    preprocessing: Preprocessing | None = None,
+    class_names: Sequence[str] = (),
 ) -> list[Entry]:
     """Writes a model's parameters in another library's format, and reads them back to be sure.
 
@@ -354,13 +398,16 @@ def save(
       library: a key of `LIBRARIES`.
       values: the model's arguments, complete.
       read: the parameter of a path.
+      preprocessing: what the model should see of an image; None: 7/8 of the short side, bilinear. Google's
+        format cannot hold it, nor the names.
+      class_names: of all classes, or none.
 
     Raises:
       UserError: the format cannot hold the model or one of its options, or the destination exists.
     """
     module = _MODULES[library]
     _, shapes = skeleton(model, values)
-    described = module.config(model, values)
+    described = module.files(model, values, preprocessing, class_names)
     mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
     if library == "google":
         mapped = google.numbered(mapped, values)
@@ -375,7 +422,8 @@ def save(
         else:
             temporary.mkdir()
             write_safetensors(temporary / "model.safetensors", tensors)
-            (temporary / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+            for name, content in described.items():
+                (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
         _compare(open_checkpoint(temporary, values["image_size"]), LIBRARIES[library], model, values, read)
     return mapped
 

@@ -11,6 +11,7 @@ holds the optimizer's state beside the parameters, one of two towers a text mode
 import functools
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.files import Tensor
 from vit_jax.interop.layout import BLOCK, CHANNELS, DENSE_CONV, UNIT, Entry, Rule, count_units
 from vit_jax.interop.positions import image_size_of
+from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.models import BiT, ViT
 
 _THEIRS = "Transformer/encoderblock_{0}/"
@@ -205,7 +207,17 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
     return ViT, values, ", ".join(assumed)
 
 
-def config(model: type, values: dict) -> None:
+def preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, None, str]:
+    """An npz file is of images in [-1, 1], and does not say how they were cropped."""
+    return {}, None, ""
+
+
+def class_names(config: dict) -> list:
+    """An npz file names no classes."""
+    return []
+
+
+def files(model: type, values: dict, seen: Preprocessing | None, names: Sequence[str]) -> None:
     """An npz file says no more than its arrays.
 
     Raises:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vit_jax.errors import UserError
 
-_FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+_FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
 
 
 def download(address: str) -> Path:

@@ -5,7 +5,7 @@ A folder with both files is what `timm.create_model("local-dir:FOLDER", pretrain
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from vit_jax.interop.layout import (
     torch_norm,
 )
 from vit_jax.interop.positions import image_size_of
+from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
 from vit_jax.models import SIZES, BiT, ViT
 from vit_jax.models.resnet import resnet_stride
 
@@ -397,6 +398,33 @@ def _heads(given: dict, named: _Named, shapes: dict, dim: int, depth: int) -> in
     return dim // 64
 
 
+def preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and deviation, the rest, and what a file without `config.json` does not say."""
+    if not config:
+        return {}, None, "pixels in [-1, 1]"
+    return *of_timm(config, channels), ""
+
+
+def class_names(config: dict) -> list:
+    """Those of the classes, if they are named."""
+    names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
+    return list(names or [])
+
+
+def files(model: type, values: dict, seen: Preprocessing | None, names: Sequence[str]) -> dict[str, dict]:
+    """What lies beside the tensors: `config.json`, with the preprocessing and the classes' names.
+
+    Raises:
+      UserError: timm has no such model, or no such crop.
+    """
+    described = config(model, values)
+    channels = values["channels"]
+    described["pretrained_cfg"] |= dict(
+        mean=per_channel(values["mean"], channels), std=per_channel(values["deviation"], channels)
+    ) | to_timm(seen or UNSAID, values["image_size"])
+    return {"config.json": described | (dict(label_names=list(names)) if names else {})}
+
+
 def config(model: type, values: dict) -> dict:
     """What timm's `config.json` says of a model.
 
@@ -407,10 +435,6 @@ def config(model: type, values: dict) -> dict:
     pretrained = dict(
         input_size=[values["channels"], height, width],
         num_classes=values["num_classes"],
-        mean=[0.5] * 3,
-        std=[0.5] * 3,
-        interpolation="bilinear",
-        crop_pct=0.875,
         fixed_input_size=model is ViT,
     )
     common = dict(num_classes=values["num_classes"], pretrained_cfg=pretrained)

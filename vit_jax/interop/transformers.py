@@ -4,6 +4,7 @@ A folder with both files is what `from_pretrained(FOLDER)` takes.
 """
 
 import re
+from collections.abc import Sequence
 
 from vit_jax.errors import UserError
 from vit_jax.interop.files import Tensor
@@ -19,6 +20,7 @@ from vit_jax.interop.layout import (
     torch_dense,
     torch_norm,
 )
+from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_transformers, per_channel, to_transformers
 from vit_jax.models import BiT, ViT
 
 _QKV = ("query", "key", "value")
@@ -175,6 +177,40 @@ def _require(config: dict, always: dict) -> None:
             raise UserError(
                 f"a Transformers model with {option}={config[option]!r} is not read, but {only!r}"
             )
+
+
+def preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and deviation (and `image_size`), the rest, and what a folder without its file does not say."""
+    if not said:
+        return {}, None, "pixels in [-1, 1], as there is no preprocessor_config.json"
+    return *of_transformers(said), ""
+
+
+def class_names(config: dict) -> list:
+    """Those of the classes, if they are named."""
+    names = config.get("id2label") or {}
+    return [names[key] for key in sorted(names, key=int)]
+
+
+def files(model: type, values: dict, seen: Preprocessing | None, names: Sequence[str]) -> dict[str, dict]:
+    """What lies beside the tensors: `config.json`, with the classes' names, and `preprocessor_config.json`.
+
+    Raises:
+      UserError: Transformers has no such model, or no such crop.
+    """
+    described, channels = config(model, values), values["channels"]
+    if names:
+        described |= dict(
+            id2label={str(label): name for label, name in enumerate(names)},
+            label2id={name: label for label, name in enumerate(names)},
+        )
+    size = values["image_size"]
+    if seen is None:
+        seen = UNSAID if size[0] == size[1] else UNSAID._replace(kind="square", share=1)
+    processor = to_transformers(seen, size) | dict(
+        image_mean=per_channel(values["mean"], channels), image_std=per_channel(values["deviation"], channels)
+    )
+    return {"config.json": described, "preprocessor_config.json": processor}
 
 
 def config(model: type, values: dict) -> dict:

@@ -21,11 +21,6 @@ _captured: ContextVar[dict[str, list[jax.Array]] | None] = ContextVar("captured"
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
 
 
-def normalize(images: jax.Array) -> jax.Array:
-    """What models take: uint8 to float32 in [-1, 1]; floats are returned as they are."""
-    return images if images.dtype == jnp.float32 else images.astype(jnp.float32) / 127.5 - 1
-
-
 def named(name: str, x: jax.Array) -> jax.Array:
     """The activation itself; whoever calls the model may say where activations of this name live, and
     capture them."""

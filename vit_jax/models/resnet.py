@@ -18,6 +18,7 @@ from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initial
 from vit_jax.models.layers import named, run_layers
+from vit_jax.models.pixels import ImageModel, Statistic
 
 
 class Rules(NamedTuple):
@@ -245,7 +246,7 @@ def resnet_stride(blocks: tuple[int, ...] | None) -> int:
     return 1 if blocks is None else 2 ** (2 + max(0, len(blocks) - 1))
 
 
-class BiT(nnx.Module):
+class BiT(ImageModel):
     """A BiT ResNet: the paper's baseline (Kolesnikov et al., 2020).
 
     Args:
@@ -256,6 +257,7 @@ class BiT(nnx.Module):
       resnet_width: factor on all channels.
       resnet_epsilons: `google` or `timm`, whose small constants.
       channels: of the images.
+      mean, deviation: of the pixels that it is trained on, as of `ViT`.
       axial: attention along columns and rows instead of 3x3 convolutions (appendix D.6).
       head_bias: initial value of the head's biases; its kernel is zero.
       remat: what of a unit the backward pass computes anew, as of `ViT`.
@@ -276,6 +278,8 @@ class BiT(nnx.Module):
         resnet_width: int = 1,
         resnet_epsilons: str = "google",
         channels: int = 3,
+        mean: Statistic = 0.5,
+        deviation: Statistic = 0.5,
         axial: bool = False,
         head_bias: float = 0.0,
         remat: str = "none",
@@ -292,7 +296,8 @@ class BiT(nnx.Module):
                 f"axial attention needs an image of multiples of {stride} pixels, not {size[0]}x{size[1]}"
             )
         compute = jnp.dtype(dtype)
-        self.image_size, self.channels, self.num_classes = size, channels, num_classes
+        super().__init__(size, channels, mean, deviation, any_size=not axial)
+        self.num_classes = num_classes
         self.resnet = ResNet(
             tuple(resnet_blocks),
             resnet_width,
@@ -308,12 +313,15 @@ class BiT(nnx.Module):
         self.head = linear_head(self.resnet.channels, num_classes, head_bias, rngs) if num_classes else None
 
     def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Float images in [-1, 1], `[batch, height, width, channels]`, to logits `[batch, classes]`.
+        """Images `[batch, height, width, channels]`, uint8 or in [-1, 1], to logits `[batch, classes]`.
 
         Args:
           rngs: taken as all models do; a BiT has no dropout.
+
+        Raises:
+          UserError: images of another type or number of channels; of another size, if `axial`.
         """
-        x = nnx.relu(self.norm(self.resnet(images)))
+        x = nnx.relu(self.norm(self.resnet(self.normalize(images))))
         x = x.mean(axis=(1, 2))
         return x if self.head is None else self.head(x)
 

@@ -21,6 +21,7 @@ from vit_jax.models import initial
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
 from vit_jax.models.layers import capturing, named, platform, run_layers
+from vit_jax.models.pixels import ImageModel, Statistic
 from vit_jax.models.position import (
     FIXED,
     PositionEmbedding,
@@ -260,7 +261,7 @@ class AttentionPooling(nnx.Module):
         return (x + self.mlp(self.norm(x)))[:, 0]
 
 
-class ViT(nnx.Module):
+class ViT(ImageModel):
     """A Vision Transformer for images of one size.
 
     The tokens are, in this order: class token, distillation token, patches in raster order, registers.
@@ -271,6 +272,8 @@ class ViT(nnx.Module):
       patch_size: side of a patch P in pixels; of a hybrid, in positions of the ResNet's features.
       dim, depth, hidden, heads: the paper's D, number of layers L, MLP size and heads (table 1).
       channels: of the images.
+      mean, deviation: of the pixels that it is trained on, in [0, 1], for all channels or for each; it
+        normalises by them whatever it is given. 0.5 and 0.5 make [-1, 1].
       resnet_blocks: of a hybrid: units in each stage of the ResNet that reads the images (section 3.1,
         "Hybrid Architecture"); an empty tuple is its root alone, None no ResNet.
       resnet_width: factor on the ResNet's channels.
@@ -323,6 +326,8 @@ class ViT(nnx.Module):
         hidden: int,
         heads: int,
         channels: int = 3,
+        mean: Statistic = 0.5,
+        deviation: Statistic = 0.5,
         resnet_blocks: tuple[int, ...] | None = None,
         resnet_width: int = 1,
         resnet_epsilons: str = "google",
@@ -385,7 +390,8 @@ class ViT(nnx.Module):
         if rope and dim // heads % 4:
             raise UserError(f"model.rope needs heads of a width divisible by 4, not {dim // heads}")
 
-        self.image_size, self.channels, self.num_classes = (height, width), channels, num_classes
+        super().__init__((height, width), channels, mean, deviation)
+        self.num_classes = num_classes
         self.patch_size, self.dim, self.depth, self.hidden, self.heads = patch_size, dim, depth, hidden, heads
         self.pooling, self.distillation = pooling, distillation
         self.cls_token = cls_token or pooling == "cls"
@@ -487,7 +493,7 @@ class ViT(nnx.Module):
         whole: bool = False,
         capture: Sequence[str] = (),
     ) -> jax.Array | tuple[jax.Array, dict[str, list[jax.Array]]]:
-        """Float images in [-1, 1], `[batch, height, width, channels]`, to logits `[batch, classes]`.
+        """Images `[batch, height, width, channels]`, uint8 or in [-1, 1], to logits `[batch, classes]`.
 
         Args:
           rngs: a `dropout` stream; with it the call is a training call.
@@ -498,7 +504,7 @@ class ViT(nnx.Module):
             before the first layer and after each.
 
         Raises:
-          UserError: nothing of that name can be captured.
+          UserError: images of another shape or type; nothing of that name can be captured.
         """
         if capture:
             for name in capture:
@@ -512,8 +518,13 @@ class ViT(nnx.Module):
         return self.classify(x if self.norm is None else self.norm(x))
 
     def patches(self, images: jax.Array) -> jax.Array:
-        """Images to patch embeddings in raster order, `[batch, patches, dim]`."""
-        features = images if self.resnet is None else self.resnet(images)
+        """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch, patches, dim]`.
+
+        Raises:
+          UserError: images of another shape or type.
+        """
+        pixels = self.normalize(images)
+        features = pixels if self.resnet is None else self.resnet(pixels)
         x = self.patch_embedding(features)
         return x.reshape(x.shape[0], -1, self.dim)
 

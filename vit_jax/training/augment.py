@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.layers import normalize
+from vit_jax.models.pixels import to_floats
 
 # Mean and deviation of ImageNet's pixels in [-1, 1].
 MEAN = 2 * np.array([0.485, 0.456, 0.406], np.float32) - 1
@@ -37,14 +37,14 @@ def augment(
       cutmix_share: of the batches, where both are on.
 
     Returns:
-      `image`, still uint8 if only flipped (a quarter of the memory), else float32 and normalised;
+      `image`, still uint8 if only flipped (a quarter of the memory), else float32 in [-1, 1];
       `labels`; and where images are mixed, `partner_labels` and `share` float32 `[batch]`: the part
       of the pixels that has `labels`, which is the larger one.
     """
     if flip:
         batch = batch | {"image": random_flip(batch["image"], _fold(key, "flip"))}
     if erasing:
-        batch = batch | {"image": random_erasing(normalize(batch["image"]), _fold(key, "erasing"), erasing)}
+        batch = batch | {"image": random_erasing(to_floats(batch["image"]), _fold(key, "erasing"), erasing)}
     if mixup or cutmix:
         size = batch["image"].shape[1:3]
         batch = mix(batch, mixing_weights(key, size, mixup, cutmix, cutmix_share))
@@ -65,7 +65,7 @@ def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax
     ImageNet's mean and deviation, each pixel its own.
 
     Args:
-      images: float32 `[batch, height, width, 3]`, normalised.
+      images: float32 `[batch, height, width, 3]`, in [-1, 1].
     """
     batch, height, width, _ = images.shape
     keys = jax.random.split(key, 4)
@@ -129,7 +129,7 @@ def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.A
 
 def mix(batch: dict[str, jax.Array], weights: jax.Array) -> dict[str, jax.Array]:
     """Each image times `weights` `[height, width]`, plus the one before it in the batch times the rest."""
-    images, labels = normalize(batch["image"]), batch["labels"]
+    images, labels = to_floats(batch["image"]), batch["labels"]
     partners, partner_labels = jnp.roll(images, 1, axis=0), jnp.roll(labels, 1, axis=0)
     share = weights.mean()
     larger = share >= 0.5

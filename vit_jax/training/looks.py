@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
 from vit_jax.inspection.attention import attention_distance, check_attends, of_patches, rollout
-from vit_jax.models.layers import normalize, placing
+from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import replicated
 
 MOST_IMAGES = 6
@@ -41,7 +41,7 @@ def attention_figures(
 
     def captured(params, batch):
         with placing(lambda name, x: x, mesh.devices.flat[0].platform):
-            return nnx.merge(graphdef, params)(normalize(batch), capture=("attention",))[1]["attention"]
+            return nnx.merge(graphdef, params)(batch, capture=("attention",))[1]["attention"]
 
     attention = jax.device_get(jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images)))
     seen = of_patches(model, rollout(attention)[-1])

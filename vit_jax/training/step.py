@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from vit_jax.data.augment import resolve
-from vit_jax.models.layers import normalize, placing
+from vit_jax.models.layers import placing
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.rules import place_activation
@@ -169,7 +169,7 @@ def make_forward(
 
     def forward(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
-            return nnx.merge(graphdef, params)(normalize(batch["image"]))
+            return nnx.merge(graphdef, params)(batch["image"])
 
     return jax.jit(
         forward,

@@ -19,7 +19,7 @@ from tests.training.objectives.small import (
 )
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
-from vit_jax.models.layers import capturing, normalize
+from vit_jax.models.layers import capturing
 from vit_jax.training.objectives import forward_multiply_adds, make_objective
 
 FIXED = dict(position="sincos2d_mae")
@@ -100,7 +100,7 @@ def plain(model, objective, images, order) -> np.ndarray:
     """Predictions for the hidden patches of one image, its patches in raster order in the decoder."""
     special, seen = model.special, np.sort(order[:6])
     kept = [*range(special), *(special + seen)]
-    x = np.asarray(model.assemble(model.patches(normalize(images))))
+    x = np.asarray(model.assemble(model.patches(images)))
     x = x[:, [*kept, *range(special + 24, x.shape[1])]]
     x = jax.jit(lambda objective, model, x: objective.embedding(model.norm(model.encode(x))))(
         objective, model, x

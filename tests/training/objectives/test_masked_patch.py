@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.training.objectives.small import keys, losses, make, pictures, predict, random_images, refused
 from vit_jax.errors import UserError
-from vit_jax.models.layers import normalize
 
 
 def drawn(images: int = 3000, ratio: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +116,7 @@ def test_pixel_targets_are_the_patches_in_raster_order():
 
 def expected_outputs(model, objective, images, batch) -> np.ndarray:
     """The head's outputs for the corrupted patches, with the embeddings corrupted one by one."""
-    embeddings = np.asarray(model.patches(normalize(images)))
+    embeddings = np.asarray(model.patches(images))
     spoiled = embeddings.copy()
     for image, sources in enumerate(np.asarray(batch["source"])):
         for position, source in enumerate(sources):

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from vit_jax.models.layers import normalize
-
 
 class Classification(nnx.Module):
     """Supervised: the logits of whole images against their labels; no parameters but the model's.
@@ -32,7 +30,7 @@ class Classification(nnx.Module):
         self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Cross-entropy and precision at 1 of each image, `[batch]`."""
-        logits = model(normalize(batch["image"]), rngs)
+        logits = model(batch["image"], rngs)
         targets = batch_targets(batch, logits.shape[-1], self.loss)
         losses = classification_loss(logits, targets, self.loss, 0.0 if rngs is None else self.smoothing)
         return losses, {"accuracy": correct(logits, batch["labels"])}

@@ -8,7 +8,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models import initial
-from vit_jax.models.layers import named, normalize, run_layers
+from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import FIXED, sincos2d
 from vit_jax.models.vit import EncoderBlock
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
@@ -25,7 +25,8 @@ class MAE(nnx.Module):
       ratio: share of the patches that is hidden; the visible ones are rounded down.
       dim, depth, heads: of the decoder; its MLP is 4 dim wide.
       position: of the decoder: `sincos2d_mae`, or `sincos2d`, as of the `ViT`.
-      normalize_targets: predict each patch's pixels less their mean, over their deviation.
+      normalize_targets: predict each patch's pixels less their mean, over their deviation; without it,
+        pixels as the model normalises them.
 
     Raises:
       UserError: no patch is hidden or visible, or the model needs all of its patches.
@@ -99,7 +100,8 @@ class MAE(nnx.Module):
         Args:
           batch: `image` uint8 `[batch, height, width, channels]`, and what `prepare` drew.
         """
-        targets = pick(patchify(normalize(batch["image"]), self.patch), batch["order"][:, self.visible :])
+        pixels = patchify(model.normalize(batch["image"]), self.patch)
+        targets = pick(pixels, batch["order"][:, self.visible :])
         if self.normalize_targets:
             mean, deviation = moments(targets)
             targets = (targets - mean) / deviation
@@ -108,9 +110,10 @@ class MAE(nnx.Module):
     def predict(
         self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """Pixels of the hidden patches in the order's sequence, float32 `[batch, hidden, pixels]`."""
+        """Pixels of the hidden patches as the model normalises them, in the order's sequence, float32
+        `[batch, hidden, pixels]`."""
         visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)
-        x = model.assemble(model.patches(normalize(batch["image"])), rngs, keep=visible)
+        x = model.assemble(model.patches(batch["image"]), rngs, keep=visible)
         x = self.embedding(model.norm(model.encode(x, rngs)))
         positions = jnp.asarray(sincos2d(self.grid, self.mask.shape[-1], self.position), x.dtype)
         special = x[:, : model.special]
@@ -135,12 +138,14 @@ class MAE(nnx.Module):
         A normalised prediction gets the mean and deviation of what was there, which it does not say.
         """
         hidden = batch["order"][:, self.visible :]
-        pixels, known = self.predict(model, batch), patchify(normalize(batch["image"]), self.patch)
+        images = model.normalize(batch["image"])
+        pixels, known = self.predict(model, batch), patchify(images, self.patch)
         if self.normalize_targets:
             mean, deviation = moments(pick(known, hidden))
             pixels = pixels * deviation + mean
-        filled = (put(known, hidden, content) for content in (jnp.zeros_like(pixels), pixels))
-        return tuple((unpatchify(patches, self.grid, self.patch) + 1) * 127.5 for patches in filled)
+        grey = pick(patchify(model.normalize(jnp.zeros_like(images)), self.patch), hidden)
+        filled = (put(known, hidden, content) for content in (grey, pixels))
+        return tuple(model.denormalize(unpatchify(patches, self.grid, self.patch)) for patches in filled)
 
 
 def moments(patches: jax.Array) -> tuple[jax.Array, jax.Array]:

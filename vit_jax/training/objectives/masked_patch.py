@@ -9,7 +9,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models import initial
-from vit_jax.models.layers import normalize
+from vit_jax.models.pixels import to_floats
 from vit_jax.models.resnet import linear_head
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
 
@@ -99,7 +99,7 @@ class MaskedPatch(nnx.Module):
         self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
     ) -> jax.Array:
         """For the corrupted patches logits `[batch, corrupted, cells, 512]`, or pixels of `targets`."""
-        x = model.patches(normalize(batch["image"]))
+        x = model.patches(batch["image"])
         source = batch["source"]
         x = jnp.where(source[..., None] < 0, self.mask[...].astype(x.dtype), pick(x, jnp.maximum(source, 0)))
         x = model.norm(model.encode(model.assemble(x, rngs), rngs))
@@ -113,7 +113,7 @@ class MaskedPatch(nnx.Module):
         cell's pixels in [0, 1]; counted in whole numbers, so exactly.
         """
         if self.target == "pixels":
-            return patchify(normalize(images), self.patch)
+            return patchify(to_floats(images), self.patch)
         cells = CELLS[self.target]
         side = self.patch // cells
         pixels = patchify(images, self.patch).reshape(len(images), -1, cells, side, cells, side, 3)

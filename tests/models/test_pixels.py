@@ -1,0 +1,126 @@
+"""Every model takes uint8 or floats in [-1, 1] and normalises them itself; anything else is one line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax import create_model
+from vit_jax.errors import UserError
+
+IMAGENET = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+MODELS = {
+    "ViT": ("ViT-mu/16", dict(image_size=32)),
+    "hybrid": ("R+ViT-Ti/16", dict(image_size=32, depth=1)),
+    "BiT": ("BiT-R50x1", dict(image_size=32, resnet_blocks=(1,))),
+}
+
+
+def made(kind, **changes):
+    name, arguments = MODELS[kind]
+    return create_model(name, **(arguments | dict(num_classes=0) | changes))
+
+
+def forward(model):
+    graphdef, params = nnx.split(model)
+    return lambda images: jax.jit(lambda p, x: nnx.merge(graphdef, p)(x))(params, images)
+
+
+def pixels(size=(32, 32), channels=3, count=2):
+    return np.random.default_rng(0).integers(256, size=(count, *size, channels), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("statistics", [{}, IMAGENET], ids=["half", "ImageNet's"])
+def test_uint8_and_floats_of_the_same_pixels_give_the_same(kind, statistics):
+    model, images = forward(made(kind, **statistics)), pixels()
+    wanted = model(images)
+    floats = images.astype(np.float32) / np.float32(127.5) - 1
+    np.testing.assert_allclose(model(floats), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_mean_and_deviation_are_those_of_the_pixels_that_the_first_layer_sees(kind):
+    images = pixels()
+    seen = (images / 255 - np.array(IMAGENET["mean"])) / np.array(IMAGENET["deviation"])
+    usual, own = made(kind), made(kind, **IMAGENET)  # Of the same seed.
+    np.testing.assert_allclose(own.normalize(images), seen, atol=2e-6)
+    wanted = forward(usual)(seen.astype(np.float32))
+    np.testing.assert_allclose(forward(own)(images), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_what_was_normalised_can_be_shown_again():
+    model, images = made("ViT", **IMAGENET), pixels()
+    np.testing.assert_allclose(model.denormalize(model.normalize(images)), images, atol=1e-3)
+
+
+def test_images_in_minus_one_to_one_are_as_they_are_by_default():
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
+    np.testing.assert_array_equal(made("ViT").normalize(images), images)
+
+
+def test_bfloat16_images_are_floats():
+    images = jnp.linspace(-1, 1, 2 * 32 * 32 * 3, dtype=jnp.bfloat16).reshape(2, 32, 32, 3)
+    np.testing.assert_array_equal(made("ViT").normalize(images), images.astype(jnp.float32))
+
+
+def test_one_channel_may_have_its_own_mean():
+    model = made("ViT", channels=1, mean=0.1307, deviation=(0.3081,))
+    images = pixels(channels=1)
+    np.testing.assert_allclose(model.normalize(images), (images / 255 - 0.1307) / 0.3081, atol=2e-6)
+
+
+SHAPES = [(2, 33, 32, 3), (2, 64, 64, 3), (2, 32, 32, 1), (32, 32, 3), (2, 3, 32, 32)]
+
+
+@pytest.mark.parametrize("kind", ["ViT", "hybrid"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_images_of_another_shape_are_refused_in_one_line(kind, shape):
+    model = made(kind)
+    with pytest.raises(UserError, match=r"takes images \[batch, 32, 32, 3\], not \[" + str(shape[0])):
+        model(np.zeros(shape, np.uint8))
+    if kind == "ViT":
+        with pytest.raises(UserError, match=r"takes images \[batch, 32, 32, 3\]"):
+            model.patches(np.zeros(shape, np.uint8))
+
+
+def test_a_bit_takes_any_size_but_no_other_channels():
+    model = made("BiT")
+    assert forward(model)(pixels((40, 23))).shape == forward(model)(pixels()).shape
+    for shape in [(2, 32, 32, 1), (32, 32, 3), (2, 0, 32, 3)]:
+        with pytest.raises(UserError, match=r"takes images \[batch, height, width, 3\]"):
+            model(np.zeros(shape, np.uint8))
+
+
+def test_an_axial_bit_takes_its_own_size_only():
+    model = create_model("AxialResNet50", num_classes=0, image_size=32, resnet_blocks=(1,))
+    with pytest.raises(UserError, match=r"takes images \[batch, 32, 32, 3\], not \[2, 40, 32, 3\]"):
+        model(np.zeros((2, 40, 32, 3), np.uint8))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("dtype", [np.int32, bool, np.complex64])
+def test_numbers_that_are_no_pixels_are_refused(kind, dtype):
+    with pytest.raises(UserError, match=r"uint8, or of floats in \[-1, 1\], not "):
+        made(kind)(np.ones((2, 32, 32, 3), dtype))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        dict(mean=(0.5, 0.5)),
+        dict(mean=()),
+        dict(mean="0.5"),
+        dict(mean=float("nan")),
+        dict(mean=True),
+        dict(deviation=0),
+        dict(deviation=(0.2, -0.1, 0.2)),
+        dict(deviation=float("inf")),
+        dict(deviation=None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["ViT", "BiT"])
+def test_a_mean_or_deviation_that_is_none_is_refused(kind, values):
+    with pytest.raises(UserError, match=f"^{next(iter(values))} is .*must be"):
+        made(kind, **values)

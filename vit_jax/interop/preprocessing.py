@@ -1,0 +1,224 @@
+"""What a library does to an image before its model sees it, as its files say it, in and out.
+
+Mean and deviation are arguments of the model, which normalises by them; the rest is `Preprocessing`.
+"""
+
+import math
+import re
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+# Interpolations by their names here; all but `bilinear` and `area` smooth as Pillow's resize does.
+_TIMM = {"bilinear": "bilinear_antialias", "bicubic": "bicubic", "lanczos": "lanczos"}
+_PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
+_PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "deviation": (0.229, 0.224, 0.225)}
+_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+
+# What Transformers' image processors do where their file does not say.
+_PROCESSORS = {
+    "ViT": dict(size={"height": 224, "width": 224}, resample=2),
+    "DeiT": dict(
+        size={"height": 256, "width": 256},
+        resample=3,
+        do_center_crop=True,
+        crop_size={"height": 224, "width": 224},
+    ),
+    "Bit": dict(
+        size={"shortest_edge": 224},
+        resample=3,
+        do_center_crop=True,
+        crop_size={"height": 224, "width": 224},
+        image_mean=_CLIP[0],
+        image_std=_CLIP[1],
+    ),
+}
+
+
+class Preprocessing(NamedTuple):
+    """How an image comes to a model's size. A value that is not known here is kept as it was said."""
+
+    kind: str  # `short_side` or `square`: which sides are resized before the central crop.
+    share: (
+        float | Fraction
+    )  # Side of the crop over that of the resized image; a fraction where both are whole.
+    interpolation: str
+    half: str = "even"  # Where half a pixel too much lies beside the crop: see `TestCrop`.
+    background: str = "white"
+
+    def resize(self, size: tuple[int, int]) -> float:
+        """Length of the shorter side before a crop to `size`."""
+        return float(min(size) / self.share)
+
+
+# Of a checkpoint that does not say it: the paper's pre-training, 256 and 224 pixels.
+UNSAID = Preprocessing("short_side", Fraction(7, 8), "bilinear")
+
+
+def per_channel(value: float | tuple[float, ...], channels: int) -> list[float]:
+    """A mean or deviation as libraries write it."""
+    return list(value) if isinstance(value, tuple) else [value] * channels
+
+
+def of_timm(config: dict, channels: int) -> tuple[dict[str, Any], Preprocessing]:
+    """Mean and deviation, and the rest, by a `config.json` of timm's; what it does not say is timm's default.
+
+    Raises:
+      UserError: a mean, deviation or crop share that is none.
+    """
+    said = config.get("pretrained_cfg", config) or {}
+    found = {
+        "mean": said.get("mean") or IMAGENET["mean"],
+        "deviation": said.get("std") or IMAGENET["deviation"],
+    }
+    for name, value in found.items():
+        if isinstance(value, list | tuple) and len(value) != channels:
+            found[name] = float(np.mean(value))  # As timm's loader does.
+    interpolation, mode = said.get("interpolation") or "bicubic", said.get("crop_mode") or "center"
+    return found, Preprocessing(
+        {"center": "short_side", "squash": "square"}.get(mode, f"crop_mode={mode}"),
+        _share(said.get("crop_pct") or 0.875),
+        _TIMM.get(interpolation, f"interpolation={interpolation}"),
+    )
+
+
+def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
+    """Mean, deviation and, of a crop, `image_size`; and the rest, by a `preprocessor_config.json`.
+
+    Raises:
+      UserError: a processor whose defaults are not known does not say all; values that are none.
+    """
+    said = _with_defaults(said)
+    found = _statistics(said)
+    size, crop = (_sides(said.get(key), said) for key in ("size", "crop_size"))
+    resample = said["resample"]
+    interpolation = _PILLOW.get(resample, f"resample={_PILLOW_NAMES.get(resample, resample)}")
+    kind, share = "square", Fraction(1)
+    if not said.get("do_resize", True):
+        kind = "do_resize=false"
+    elif size.keys() not in ({"height", "width"}, {"shortest_edge"}):
+        kind = f"size={said['size']}"
+    elif "shortest_edge" in size and not said.get("do_center_crop"):
+        kind = f"size={said['size']} without a crop"
+    else:
+        whole = min(size.values())
+        if "shortest_edge" in size:
+            kind = "short_side"
+        if said.get("do_center_crop"):
+            if crop.keys() != {"height", "width"}:
+                raise UserError(f"crop_size is {said.get('crop_size')!r} and must be a height and a width")
+            share = Fraction(min(crop.values()), whole)
+            size = crop
+        found["image_size"] = size["height"], size["width"]
+    return found, Preprocessing(kind, share, interpolation, half="down")
+
+
+def _with_defaults(said: dict) -> dict:
+    """A `preprocessor_config.json` with what its class does where it does not say."""
+    kind = said.get("image_processor_type") or said.get("feature_extractor_type") or "ViTImageProcessor"
+    bare = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
+    if bare in _PROCESSORS:
+        return _PROCESSORS[bare] | {key: value for key, value in said.items() if value is not None}
+    wanted = {"size", "resample", "do_center_crop", "do_rescale", "do_normalize", "image_mean", "image_std"}
+    if missing := sorted(wanted - said.keys()):
+        raise UserError(
+            f"preprocessor_config.json is of a {kind}, whose defaults are not known here: it must say "
+            f"{', '.join(missing)}"
+        )
+    return said
+
+
+def _statistics(said: dict) -> dict[str, Any]:
+    """Mean and deviation of pixels in [0, 1] to which rescaling and normalising come together."""
+    scale = 255 * said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 255.0
+    if not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
+        raise UserError(f"rescale_factor is {said['rescale_factor']!r} and must be above 0")
+    mean, deviation = 0.0, 1.0
+    if said.get("do_normalize", True):
+        mean, deviation = said.get("image_mean", 0.5), said.get("image_std", 0.5)
+
+    def scaled(value):
+        if abs(scale - 1) < 1e-9:  # Else 0.5 would not stay what it is.
+            return value
+        return [x / scale for x in value] if isinstance(value, list | tuple) else value / scale
+
+    return {"mean": scaled(mean), "deviation": scaled(deviation)}
+
+
+def _sides(size: Any, said: dict) -> dict[str, int]:
+    """A size as a dict of numbers above 0; one number is a square's side."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        kind = said.get("image_processor_type") or said.get("feature_extractor_type") or ""
+        size = {"shortest_edge": size} if kind.startswith("Bit") else {"height": size, "width": size}
+    elif isinstance(size, list | tuple) and len(size) == 2:
+        size = {"height": size[0], "width": size[1]}
+    if size is None:
+        return {}
+    if not isinstance(size, dict) or not all(isinstance(x, int) and x > 0 for x in size.values()):
+        raise UserError(f"a size of preprocessor_config.json is {size!r} and must be numbers of pixels")
+    return size
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"crop_pct is {value!r} and must be a number above 0")
+    return float(value)
+
+
+def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
+    """What timm's `pretrained_cfg` says of it.
+
+    Raises:
+      UserError: timm has no such crop.
+    """
+    names = {ours: theirs for theirs, ours in _TIMM.items()} | {"bilinear": "bilinear", "area": "bilinear"}
+    _require(seen, names, "timm")
+    share = float(seen.share)
+    while math.floor(min(size) / share) < math.floor(seen.resize(size)):
+        share = math.nextafter(share, 0)
+    mode = {"short_side": "center", "square": "squash"}[seen.kind]
+    return dict(interpolation=names[seen.interpolation], crop_pct=share, crop_mode=mode)
+
+
+def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
+    """What Transformers' `preprocessor_config.json` says of it, but for mean and deviation.
+
+    Raises:
+      UserError: Transformers has no such crop.
+    """
+    names = {ours: theirs for theirs, ours in _PILLOW.items()} | {"bilinear": 2, "area": 2}
+    _require(seen, names, "Transformers")
+    height, width = size
+    crop = dict(do_center_crop=True, crop_size={"height": height, "width": width})
+    if seen.kind == "square":
+        whole = {"height": int(height / seen.share), "width": int(width / seen.share)}
+        kind, crop = ("ViT", {}) if whole == crop["crop_size"] else ("DeiT", crop)
+    elif height == width:
+        kind, whole = "Bit", {"shortest_edge": int(seen.resize(size))}
+    else:
+        raise UserError(
+            f"Transformers has no crop of {height}x{width} pixels that keeps the aspect ratio of images; "
+            "timm has (--to=timm)"
+        )
+    return dict(
+        image_processor_type=f"{kind}ImageProcessor",
+        do_resize=True,
+        size=whole,
+        resample=names[seen.interpolation],
+        **crop,
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_normalize=True,
+    )
+
+
+def _require(seen: Preprocessing, names: dict, library: str) -> None:
+    if seen.kind not in ("short_side", "square"):
+        raise UserError(f"{library} is not told of a crop by {seen.kind}, which is not done here")
+    if seen.interpolation not in names:
+        raise UserError(f"{library} is not told of the interpolation {seen.interpolation!r}: not done here")
