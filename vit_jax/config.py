@@ -61,6 +61,12 @@ VALUES = {
     "model.name": Value(
         "ViT-B/16", text(), "A name of vit_jax.list_models(); empty: the checkpoint's.", optional=True
     ),
+    "model.mean": Value(
+        None,
+        ARGUMENTS["mean"],
+        "Mean of pixels in [0, 1] by which the model normalises, of each channel or (0.5,) of all.",
+    ),
+    "model.deviation": Value(None, ARGUMENTS["deviation"], "Deviation of pixels in [0, 1], as the mean."),
     "model.patch_size": Value(None, ARGUMENTS["patch_size"], "Side of a patch in pixels."),
     "model.dim": Value(None, ARGUMENTS["dim"], "Width of a token."),
     "model.depth": Value(None, ARGUMENTS["depth"], "Number of encoder layers."),

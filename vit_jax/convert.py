@@ -15,6 +15,7 @@ from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import LIBRARIES, Checkpoint, fit, save
 from vit_jax.interop.layout import Entry
+from vit_jax.interop.preprocessing import lost
 from vit_jax.models import ViT
 from vit_jax.training.workdir import open_any
 
@@ -58,6 +59,8 @@ def main(arguments: list[str]) -> None:
         print(line)
     for line in done.describe():
         print(line)
+    for line in lost(checkpoint.preprocessing, values["image_size"], library):
+        print(f"note: not written: {line}")
     print(f"wrote {destination} for {LIBRARIES[library]}; read back, it is the same bit for bit")
 
 

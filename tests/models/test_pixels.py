@@ -71,6 +71,13 @@ def test_one_channel_may_have_its_own_mean():
     np.testing.assert_allclose(model.normalize(images), (images / 255 - 0.1307) / 0.3081, atol=2e-6)
 
 
+def test_one_number_is_of_all_channels():
+    images = pixels()
+    wanted = made("ViT", mean=(0.4,) * 3, deviation=(0.2,) * 3).normalize(images)
+    for mean, deviation in [(0.4, 0.2), ((0.4,), (0.2,)), ([0.4], [0.2])]:
+        np.testing.assert_array_equal(made("ViT", mean=mean, deviation=deviation).normalize(images), wanted)
+
+
 SHAPES = [(2, 33, 32, 3), (2, 64, 64, 3), (2, 32, 32, 1), (32, 32, 3), (2, 3, 32, 32)]
 
 

@@ -171,7 +171,7 @@ def _share(value: Any) -> float:
 
 
 def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """What timm's `pretrained_cfg` says of it.
+    """What timm's `pretrained_cfg` says of it, but for mean and deviation; see `lost`.
 
     Raises:
       UserError: timm has no such crop.
@@ -186,7 +186,7 @@ def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """What Transformers' `preprocessor_config.json` says of it, but for mean and deviation.
+    """What Transformers' `preprocessor_config.json` says of it, but for mean and deviation; see `lost`.
 
     Raises:
       UserError: Transformers has no such crop.
@@ -195,16 +195,12 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
     _require(seen, names, "Transformers")
     height, width = size
     crop = dict(do_center_crop=True, crop_size={"height": height, "width": width})
-    if seen.kind == "square":
-        whole = {"height": int(height / seen.share), "width": int(width / seen.share)}
-        kind, crop = ("ViT", {}) if whole == crop["crop_size"] else ("DeiT", crop)
-    elif height == width:
+    if seen.kind == "short_side" and height == width:
         kind, whole = "Bit", {"shortest_edge": int(seen.resize(size))}
+    elif seen.kind == "square" and seen.share < 1:
+        kind, whole = "DeiT", {"height": int(height / seen.share), "width": int(width / seen.share)}
     else:
-        raise UserError(
-            f"Transformers has no crop of {height}x{width} pixels that keeps the aspect ratio of images; "
-            "timm has (--to=timm)"
-        )
+        kind, whole, crop = "ViT", crop["crop_size"], {}
     return dict(
         image_processor_type=f"{kind}ImageProcessor",
         do_resize=True,
@@ -215,6 +211,18 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
         rescale_factor=1 / 255,
         do_normalize=True,
     )
+
+
+def lost(seen: Preprocessing | None, size: tuple[int, int], library: str) -> list[str]:
+    """What a library's files cannot say of it, in lines."""
+    if library == "google":
+        return ["Google's npz holds no crop, no interpolation and no names of classes"]
+    seen, found = seen or UNSAID, []
+    if seen.interpolation in ("bilinear", "area"):
+        found.append(f"interpolation {seen.interpolation!r}: there bilinear, smoothed as Pillow does it")
+    if library == "transformers" and seen.kind == "short_side" and size[0] != size[1]:
+        found.append("the crop that keeps the aspect ratio: Transformers has none but squares, and squeezes")
+    return found
 
 
 def _require(seen: Preprocessing, names: dict, library: str) -> None:

@@ -204,10 +204,7 @@ def files(model: type, values: dict, seen: Preprocessing | None, names: Sequence
             id2label={str(label): name for label, name in enumerate(names)},
             label2id={name: label for label, name in enumerate(names)},
         )
-    size = values["image_size"]
-    if seen is None:
-        seen = UNSAID if size[0] == size[1] else UNSAID._replace(kind="square", share=1)
-    processor = to_transformers(seen, size) | dict(
+    processor = to_transformers(seen or UNSAID, values["image_size"]) | dict(
         image_mean=per_channel(values["mean"], channels), image_std=per_channel(values["deviation"], channels)
     )
     return {"config.json": described, "preprocessor_config.json": processor}
