@@ -14,6 +14,7 @@ again goes on where it was; a data set that is missing is a row that says how to
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.config import OPERATIONAL, DataSet, base_config, check, data_set, leaves
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.results import SUITES, Results, Row, draw, name_of_shots
 
@@ -43,7 +45,9 @@ IMAGENET = flags.DEFINE_string("imagenet", "", "A folder of validation images by
 REAL = flags.DEFINE_string("real", "", "ReaL's real.json.")
 OBJECTNET = flags.DEFINE_string("objectnet", "", "The unpacked objectnet-1.0.")
 TEST_RESIZE = flags.DEFINE_integer(
-    "test_resize", None, "ImageNet's short side before the central crop; by default an image is seen whole."
+    "test_resize",
+    None,
+    "ImageNet's short side before the central crop; by default the checkpoint's crop, or the whole image.",
 )
 SETS = flags.DEFINE_multi_string(
     "set",
@@ -74,9 +78,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--set: rows are by the sets' names, which must differ: {names}")
     command.use_compilation_cache()
 
-    from vit_jax.training.workdir import open_any
-
-    described = open_any(CHECKPOINT.value, IMAGE_SIZE.value).describe()
+    described = opened().describe()
     print(described)
     results = Results(Path(OUT.value), CHECKPOINT.value, described.split(": ")[0])
     run = {
@@ -88,14 +90,14 @@ def main(arguments: list[str]) -> None:
     # What figures depend on, besides the data.
     values = sorted(value for value in VALUES.value if value.partition("=")[0] not in OPERATIONAL)
     settings = {
-        "imagenet": {"test_resize": TEST_RESIZE.value},
-        "vtab": {"value": values},
-        "fewshot": {"seeds": seeds},
-        "probe": {},
+        "imagenet": lambda: {"test_resize": TEST_RESIZE.value, "crop": str(imagenet_crop())},
+        "vtab": lambda: {"value": values},
+        "fewshot": lambda: {"seeds": seeds, "crop": str(frozen_crop())},
+        "probe": lambda: {"crop": str(frozen_crop())},
     }
     chosen = [suite for suite in SUITES if suite in SUITE.value or "all" in SUITE.value]
     for suite in chosen:
-        results.begin(suite, {"image_size": IMAGE_SIZE.value} | settings[suite])
+        results.begin(suite, {"image_size": IMAGE_SIZE.value} | settings[suite]())
     for suite in chosen:
         run[suite]()
     text = results.markdown(EXPECTED)
@@ -121,12 +123,56 @@ def attempt(results: Results, suite: str, names: list[str], figures: Callable[[]
 
 
 @functools.cache
+def opened():
+    """The checkpoint."""
+    from vit_jax.training.workdir import open_any
+
+    return open_any(CHECKPOINT.value, IMAGE_SIZE.value)
+
+
+@functools.cache
 def load():
     """The model."""
-    import vit_jax
+    from vit_jax.load import build_model
 
     changes = {"image_size": IMAGE_SIZE.value} if IMAGE_SIZE.value else {}
-    return vit_jax.load_model(CHECKPOINT.value, say=str, **changes)
+    return build_model(opened(), say=str, **changes)
+
+
+def square_size() -> int:
+    """Pixels of the images that the suites show the model.
+
+    Raises:
+      UserError: it takes no square ones.
+    """
+    from vit_jax.evaluation.features import transfer_crop
+
+    return transfer_crop(IMAGE_SIZE.value or opened().arguments["image_size"]).size
+
+
+def imagenet_crop() -> TestCrop:
+    """What the model sees of an image of ImageNet: what --test_resize says, else what the checkpoint does."""
+    from vit_jax.interop.preprocessing import Preprocessing
+    from vit_jax.training.workdir import checkpoint_crop
+
+    whole = Preprocessing("square", 1, "bilinear")
+    crop = checkpoint_crop(opened(), square_size(), default=whole)
+    if not TEST_RESIZE.value:
+        return crop
+    return dataclasses.replace(crop, kind="short_side", resize=TEST_RESIZE.value)
+
+
+def frozen_crop() -> TestCrop:
+    """What the frozen network sees: what its library's files say. Of a run, and of a file that says nothing,
+    it is the few-shot protocol's crop, which is that of evaluations in training."""
+    from vit_jax.evaluation.features import transfer_crop
+    from vit_jax.training.workdir import checkpoint_crop
+
+    checkpoint, size = opened(), square_size()
+    own = checkpoint_crop(checkpoint, size)
+    if checkpoint.mapped and checkpoint.preprocessing:
+        return own
+    return dataclasses.replace(own, kind="square", resize=transfer_crop(size).resize)
 
 
 @functools.cache
@@ -142,7 +188,8 @@ def frozen_network():
     """What makes features of images, and its parameters."""
     from vit_jax.evaluation.features import extractor_of
 
-    return extractor_of(load(), mesh(), batch_size=BATCH_SIZE.value, workers=WORKERS.value)
+    options = dict(batch_size=BATCH_SIZE.value, workers=WORKERS.value)
+    return extractor_of(load(), mesh(), frozen_crop(), **options)
 
 
 def frozen(data_sets: list[DataSet], find: Callable[[DataSet], None]) -> None:
@@ -222,34 +269,25 @@ def probe(results: Results, described: DataSet) -> None:
 
 def imagenet(results: Results) -> None:
     """All of ImageNet's test sets."""
-    from vit_jax.data.preprocess import TestCrop
     from vit_jax.data.sources import open_source
     from vit_jax.data.sources.base import Source
     from vit_jax.evaluation import imagenet as sets
-    from vit_jax.evaluation.features import Features, extractor_of, first_five, transfer_crop
+    from vit_jax.evaluation.features import Features, extractor_of, first_five
 
-    def whole(size: int) -> TestCrop:
-        if not TEST_RESIZE.value:
-            return TestCrop(size, "square", size)
-        if TEST_RESIZE.value < size:
-            raise UserError(f"--test_resize={TEST_RESIZE.value} is below the model's {size} pixels")
-        return TestCrop(size, "short_side", TEST_RESIZE.value)
-
-    def predict(open_set: Callable[[], Source], crop: Callable[[int], TestCrop] = whole) -> Features:
+    def predict(open_set: Callable[[], Source], crop: TestCrop) -> Features:
         """The five likeliest classes of each image."""
         model = load()
         sets.check_head(model.num_classes, CHECKPOINT.value)
-        size = transfer_crop(model.image_size).size  # Of one that takes square images.
         options = dict(batch_size=BATCH_SIZE.value, workers=WORKERS.value, compute=first_five)
         source = open_set()
-        extractor, params = extractor_of(model, mesh(), crop=crop(size), **options)
+        extractor, params = extractor_of(model, mesh(), crop, **options)
         return extractor(params, source)
 
-    def rows(names: list[str], predictions, labels) -> list[Row]:
+    def rows(names: list[str], predictions, labels, crop: TestCrop) -> list[Row]:
         """Top-1, and top-5 if there are two names."""
         found = sets.accuracy(predictions, labels)
         return [
-            Row("imagenet", name, found[kind], None, found["images"])
+            Row("imagenet", name, found[kind], None, found["images"], str(crop))
             for name, kind in zip(names, ("top1", "top5"), strict=False)
         ]
 
@@ -259,9 +297,9 @@ def imagenet(results: Results) -> None:
             if IMAGENET.value
             else ("tfds", in_data_dir("imagenet2012"), "validation")
         )
-        found = predict(lambda: sets.open_imagenet(kind, path, split, real))
-        reals = rows(["ReaL"], found.values, found.labels[:, 1:]) if real else []
-        return rows(names, found.values, found.labels[:, :1]) + reals
+        found = predict(lambda: sets.open_imagenet(kind, path, split, real), seen)
+        reals = rows(["ReaL"], found.values, found.labels[:, 1:], seen) if real else []
+        return rows(names, found.values, found.labels[:, :1], seen) + reals
 
     def v2() -> Source:
         source = open_source("tfds", "test", path=in_data_dir(sets.IMAGENET_V2))
@@ -273,10 +311,10 @@ def imagenet(results: Results) -> None:
             raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
         return sets.open_objectnet(OBJECTNET.value)
 
-    def other(names: list[str], *set_and_crop) -> None:
+    def other(names: list[str], open_set: Callable[[], Source], crop: TestCrop) -> None:
         def figures() -> list[Row]:
-            found = predict(*set_and_crop)
-            return rows(names, found.values, found.labels)
+            found = predict(open_set, crop)
+            return rows(names, found.values, found.labels, crop)
 
         attempt(results, "imagenet", names, figures)
 
@@ -285,7 +323,7 @@ def imagenet(results: Results) -> None:
             raise UserError(f"give --real=real.json, from {sets.REAL_URL}")
         return sets.read_real(REAL.value)
 
-    own = ["ImageNet", "ImageNet, top-5"]
+    own, seen = ["ImageNet", "ImageNet, top-5"], imagenet_crop()
     try:
         real = read_real()
     except UserError as error:
@@ -294,8 +332,10 @@ def imagenet(results: Results) -> None:
             results.put(Row("imagenet", "ReaL", note=str(error)))
     else:
         attempt(results, "imagenet", [*own, "ReaL"], lambda: validation(own, real))
-    other(["ImageNet-v2", "ImageNet-v2, top-5"], v2)
-    other(["ObjectNet", "ObjectNet, top-5"], objectnet, sets.objectnet_crop)
+    other(["ImageNet-v2", "ImageNet-v2, top-5"], v2, seen)
+    central = sets.objectnet_crop(square_size())
+    central = dataclasses.replace(seen, kind=central.kind, resize=central.resize)
+    other(["ObjectNet", "ObjectNet, top-5"], objectnet, central)
 
 
 def vtab(results: Results) -> None:

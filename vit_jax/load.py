@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flax import nnx
 
-from vit_jax.interop.checkpoint import build, fit
+from vit_jax.interop.checkpoint import Checkpoint, build, fit
 from vit_jax.training.workdir import open_any
 
 
@@ -23,7 +23,11 @@ def load_model(source: str | Path, *, say: Callable[[str], None] = print, **chan
     Raises:
       UserError: there is no such checkpoint, it is damaged, or does not fit.
     """
-    checkpoint = open_any(source, changes.get("image_size"))
+    return build_model(open_any(source, changes.get("image_size")), say=say, **changes)
+
+
+def build_model(checkpoint: Checkpoint, *, say: Callable[[str], None] = print, **changes) -> nnx.Module:
+    """The model of an open checkpoint, which knows what the model should see; otherwise as `load_model`."""
     values, sources, done = fit(checkpoint, changes)
     say(checkpoint.describe())
     for line in done.describe():

@@ -17,7 +17,6 @@ import numpy as np
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import from_json
 from vit_jax.data.files import ImageFiles, find_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
@@ -34,7 +33,10 @@ CLASSES = flags.DEFINE_string(
 )
 IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
 RESIZE = flags.DEFINE_integer(
-    "resize", None, "Short side before the central crop; by default 8/7 of the crop."
+    "resize", None, "Short side before the central crop; by default the checkpoint's, or 8/7 of the crop."
+)
+DECODE = flags.DEFINE_enum(
+    "decode", None, ["fast", "exact"], "JPEGs in part, or whole by Pillow; by default as the run, or fast."
 )
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "Images at once, of all devices.", lower_bound=1)
 THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=1)
@@ -53,22 +55,26 @@ def main(arguments: list[str]) -> None:
     images = ImageFiles(find_images(arguments))
     command.use_compilation_cache()
 
-    import vit_jax
     from vit_jax.evaluation.features import extractor_of, likeliest, representation
+    from vit_jax.load import build_model
     from vit_jax.parallel.mesh import make_mesh
+    from vit_jax.training.workdir import open_any
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
-    model = vit_jax.load_model(CHECKPOINT.value, say=lambda line: print(line, file=sys.stderr), **changes)
+    checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
+    model = build_model(checkpoint, say=lambda line: print(line, file=sys.stderr), **changes)
     if model.channels != 3:
         raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
     classes = model.num_classes
     if not classes and not embed:
         raise UserError(f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes")
-    names = class_names(CHECKPOINT.value, classes)
+    names = class_names(classes) or checkpoint.class_names or [*map(str, range(classes))]
+    crop = crop_of(checkpoint, model.image_size)
+    print(f"of each image: {crop}", file=sys.stderr)
     extractor, params = extractor_of(
         model,
         make_mesh(dict(data=None, fsdp=1, tensor=1)),
-        crop_of(CHECKPOINT.value, model.image_size),
+        crop,
         compute=representation if embed else likeliest(min(TOP.value, classes)),
         batch_size=min(BATCH_SIZE.value, len(images)),
         threads=THREADS.value,
@@ -95,52 +101,38 @@ def main(arguments: list[str]) -> None:
         sys.exit(3)
 
 
-def crop_of(checkpoint: str, size: tuple[int, int]) -> TestCrop:
-    """What a run sees of its test images, at any size; else the centre, as --resize says.
+def crop_of(checkpoint, size: tuple[int, int]) -> TestCrop:
+    """What an open checkpoint's model should see of an image, or what --resize says.
 
     Args:
       size: height and width.
 
     Raises:
-      UserError: --resize is less than the crop.
+      UserError: --resize is less than the crop; what the checkpoint says is not done here.
     """
-    from vit_jax.training.evaluator import test_crop
-    from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
+    from vit_jax.training.workdir import checkpoint_crop
 
-    short = min(size)
-    if RESIZE.value and RESIZE.value < short:
-        raise UserError(f"--resize={RESIZE.value} is less than the {short} pixels that the model takes")
-    path, _ = place_of(checkpoint)
-    if (path / MANIFEST).is_file() and not RESIZE.value:
-        own = test_crop(from_json((path / CONFIG).read_text()))
-        return dataclasses.replace(own, size=size, resize=round(short * own.resize / own.size))
-    return TestCrop(size, "short_side", RESIZE.value or round(short * 8 / 7))
+    if RESIZE.value and RESIZE.value < min(size):
+        raise UserError(f"--resize={RESIZE.value} is less than the {min(size)} pixels that the model takes")
+    crop = checkpoint_crop(checkpoint, size, DECODE.value)
+    return dataclasses.replace(crop, kind="short_side", resize=RESIZE.value) if RESIZE.value else crop
 
 
-def class_names(checkpoint: str, classes: int) -> list[str]:
-    """Of the file given, the run, or Transformers' config.json; else the numbers.
+def class_names(classes: int) -> list[str]:
+    """Those of the file given, if one is.
 
     Raises:
       UserError: the file has another number of names.
     """
-    from vit_jax.training.workdir import MANIFEST, place_of
-
-    if CLASSES.value:
-        try:
-            names = Path(CLASSES.value).read_text().splitlines()
-        except OSError as error:
-            raise UserError(f"cannot read --classes={CLASSES.value}: {error.strerror}") from error
-        if len(names) != classes:
-            raise UserError(f"{CLASSES.value} has {len(names):,} names, and the model {classes:,} classes")
-        return names
-    path, _ = place_of(checkpoint)
-    for file, names_in in ((MANIFEST, "class_names"), ("config.json", "id2label")):
-        if (path / file).is_file():
-            found = json.loads((path / file).read_text()).get(names_in)
-            names = [found[key] for key in sorted(found, key=int)] if isinstance(found, dict) else found
-            if names and len(names) <= classes:
-                return [*map(str, names), *map(str, range(len(names), classes))]
-    return [*map(str, range(classes))]
+    if not CLASSES.value:
+        return []
+    try:
+        names = Path(CLASSES.value).read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read --classes={CLASSES.value}: {error.strerror}") from error
+    if len(names) != classes:
+        raise UserError(f"{CLASSES.value} has {len(names):,} names, and the model {classes:,} classes")
+    return names
 
 
 def show(path: str, found: list[tuple[str, float]]) -> None:

@@ -46,16 +46,19 @@ def main(arguments: list[str]) -> None:
     source = ImageFiles(find_images(IMAGES.value)) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
-    import vit_jax
     from vit_jax.inspection.drawing import draw_all
+    from vit_jax.load import build_model
+    from vit_jax.models import BiT
+    from vit_jax.training.workdir import checkpoint_crop, open_any
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
-    model = vit_jax.load_model(CHECKPOINT.value, **changes)
-    if isinstance(model, vit_jax.models.BiT):
+    checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
+    model = build_model(checkpoint, **changes)
+    if isinstance(model, BiT):
         raise UserError("the model has no attention (BiT): there is nothing to show of it")
     if model.channels != 3:
         raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
-    names, images = read_images(source, model.image_size, MOST.value)
+    names, images = read_images(source, checkpoint_crop(checkpoint, model.image_size), MOST.value)
     draw_all(
         model,
         names,

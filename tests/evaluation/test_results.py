@@ -140,7 +140,7 @@ def test_figures_of_other_settings_are_refused(results):
     later.begin("fewshot", {"image_size": None, "seeds": [0]})
     later.begin("probe", {"image_size": 32})
     with pytest.raises(
-        UserError, match=r"fewshot with other flags \(--seeds: \[0\] -> \[1\]\); give another"
+        UserError, match=r"fewshot with other settings \(seeds: \[0\] -> \[1\]\); give another"
     ):
         later.begin("fewshot", {"image_size": None, "seeds": [1]})
 

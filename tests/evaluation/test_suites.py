@@ -31,7 +31,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setattr(evaluate.command, "use_compilation_cache", lambda: None)
 
     def run(*arguments: str) -> dict[str, dict]:
-        for cached in (evaluate.load, evaluate.mesh, evaluate.frozen_network):
+        for cached in (evaluate.opened, evaluate.load, evaluate.mesh, evaluate.frozen_network):
             cached.cache_clear()
         with flagsaver.flagsaver():
             evaluate.main(flags.FLAGS(["evaluate", f"--out={tmp_path / 'out'}", *arguments])[1:])
@@ -107,7 +107,7 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     check("ReaL", *score(val_logits, real))
     assert rows["ReaL"]["images"] == 8
     assert command(*common) == rows
-    with pytest.raises(UserError, match="--test_resize: None -> 20.*another --out"):
+    with pytest.raises(UserError, match="test_resize: None -> 20.*another --out"):
         command(*common, "--test_resize=20")
 
 

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.data.files import ImageFiles, find_images, read_images
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.inspection.drawing import draw_all
 from vit_jax.models import create_model
 
@@ -43,7 +44,7 @@ def files(tmp_path_factory):
 def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, capsys):
     (name, options), drawn, undefined = VARIANTS[variant]
     model = create_model(name, **SMALL | options)
-    names, images = read_images(files, model.image_size, 3)
+    names, images = read_images(files, TestCrop(model.image_size, resize=min(model.image_size)), 3)
     assert names == ["a.png", "b.jpg", "c.png"] and images.shape == (3, *model.image_size, 3)
     draw_all(model, names, images, tmp_path, "What it sees", layers=True, heads=True, batch_size=2)
     pictures = {path.stem for path in tmp_path.glob("*.png")}
@@ -67,5 +68,5 @@ def test_transparent_picture_is_seen_on_white(tmp_path):
 
 
 def test_no_more_images_are_read_than_asked_for(files, capsys):
-    assert read_images(files, (8, 8), 2)[1].shape == (2, 8, 8, 3)
+    assert read_images(files, TestCrop(8, resize=8), 2)[1].shape == (2, 8, 8, 3)
     assert "2 of 3 images are shown" in capsys.readouterr().out

@@ -72,14 +72,13 @@ class ImageFiles(Source):
         return self._found[index][0]
 
 
-def read_images(source: Source, size: tuple[int, int], most: int) -> tuple[list[str], np.ndarray]:
-    """Names and pixels of readable images, a fair sample: the largest centred part of the model's aspect
-    ratio, uint8 `[images, height, width, 3]`.
+def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], np.ndarray]:
+    """Names and pixels of readable images, a fair sample: uint8 `[images, height, width, 3]`.
 
     Raises:
       UserError: none is readable.
     """
-    crop, names, images = TestCrop(size, "short_side", min(size)), [], []
+    names, images = [], []
     for index in map(int, source.fair_order()):
         if len(images) == most:
             print(f"note: {most} of {len(source)} images are shown (--most)")

@@ -119,6 +119,13 @@ class TestCrop:
             opened.crop(box, out, self.interpolation)
         return out
 
+    def __str__(self):
+        height, width = sides(self.size)
+        if self.kind == "square" and self.resize == min(height, width):
+            return f"all of the image to {height}x{width}, {self.interpolation}"
+        what = "both sides" if self.kind == "square" else "the short side"
+        return f"{what} to {int(self.resize)}, the centre {height}x{width}, {self.interpolation}"
+
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:
     """Height and width; one number is both."""

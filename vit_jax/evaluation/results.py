@@ -70,12 +70,12 @@ class Results:
             row.suite == suite and row.accuracy is not None for row in self.rows.values()
         ):
             differing = ", ".join(
-                f"--{key}: {saved.get(key)} -> {settings[key]}"
+                f"{key}: {saved.get(key)} -> {settings[key]}"
                 for key in settings
                 if saved.get(key) != settings[key]
             )
             raise UserError(
-                f"{self.folder} has results of {suite} with other flags ({differing}); give another --out"
+                f"{self.folder} has results of {suite} with other settings ({differing}); give another --out"
             )
         self._about["settings"][suite] = settings
         self.put()

@@ -123,7 +123,7 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
             said.pop("image_size", None)
         values = complete(model, values | said)
         assumed = " and ".join(part for part in (assumed, unsaid) if part)
-        names = _padded(module.class_names(config), values["num_classes"])
+        names = all_names(module.class_names(config), values["num_classes"])
         layers = values.get("depth", 0) + sum(values["resnet_blocks"] or ())
         if layers > len(tensors):
             raise UserError(f"{path} is said to have {layers:,} layers, but has {len(tensors):,} tensors")
@@ -175,7 +175,7 @@ def _beside(path: Path, name: str) -> dict:
     return said
 
 
-def _padded(names: list, classes: int) -> tuple[str, ...]:
+def all_names(names: Sequence, classes: int) -> tuple[str, ...]:
     """The names of all classes: numbers where there are too few; none where there are none or too many."""
     if not 0 < len(names) <= classes:
         return ()

@@ -50,6 +50,7 @@ class Preprocessing(NamedTuple):
     interpolation: str
     half: str = "even"  # Where half a pixel too much lies beside the crop: see `TestCrop`.
     background: str = "white"
+    mode: str = "fast"  # How images are decoded.
 
     def resize(self, size: tuple[int, int]) -> float:
         """Length of the shorter side before a crop to `size`."""

@@ -14,6 +14,7 @@ import operator
 import platform
 import secrets
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -21,9 +22,12 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import config as configs
+from vit_jax.data.decode import INTERPOLATIONS
+from vit_jax.data.preprocess import TEST_CROPS, TestCrop, sides
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, complete, open_checkpoint, skeleton
+from vit_jax.interop.checkpoint import Checkpoint, all_names, complete, open_checkpoint, skeleton
 from vit_jax.interop.hub import download
+from vit_jax.interop.preprocessing import UNSAID, Preprocessing
 from vit_jax.models import BiT, ViT
 from vit_jax.parallel.peers import Peers
 from vit_jax.training.checkpoint import load_items
@@ -122,7 +126,8 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     """
     try:
         config = configs.from_json((workdir / CONFIG).read_text())
-        arguments = json.loads((workdir / MANIFEST).read_text())["model"]
+        manifest = json.loads((workdir / MANIFEST).read_text())
+        arguments = manifest["model"]
     except OSError as error:
         raise UserError(f"no run in {workdir}: cannot read {error.filename}") from error
     model = {"ViT": ViT, "BiT": BiT}[arguments.pop("class")]
@@ -144,7 +149,50 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     def read(path):
         return functools.reduce(operator.getitem, path.split("/"), params)
 
-    return Checkpoint(f"{workdir}{which and '@' + which}", "a run", model, values, shapes, read)
+    return Checkpoint(
+        f"{workdir}{which and '@' + which}",
+        "a run",
+        model,
+        values,
+        shapes,
+        read,
+        preprocessing=_preprocessing(config, manifest),
+        class_names=all_names(manifest["class_names"], values["num_classes"]),
+    )
+
+
+def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:
+    """What a run saw of its test images."""
+    data = config.data
+    share = Fraction(data.image_size, data.test_resize)
+    return Preprocessing(data.test_crop, share, "bilinear", mode=data.decode)
+
+
+def checkpoint_crop(
+    checkpoint: Checkpoint,
+    size: int | tuple[int, int],
+    mode: str | None = None,
+    default: Preprocessing = UNSAID,
+) -> TestCrop:
+    """What a checkpoint's model should see of an image, at any size: the share of the image stays.
+
+    Args:
+      size: pixels, or height and width.
+      mode: as of `TestCrop`; None: the run's own, else fast.
+      default: of a checkpoint that does not say it.
+
+    Raises:
+      UserError: what the checkpoint says is not done here.
+    """
+    seen, size = checkpoint.preprocessing or default, sides(size)
+    for said, known in ((seen.kind, TEST_CROPS), (seen.interpolation, INTERPOLATIONS)):
+        if said not in known:
+            raise UserError(
+                f"the preprocessing of {checkpoint.place} says {said}, which is not done here; there are: "
+                f"{', '.join(known)}"
+            )
+    mode = mode or seen.mode
+    return TestCrop(size, seen.kind, seen.resize(size), mode, seen.interpolation, seen.background, seen.half)
 
 
 def place_of(source: str | Path) -> tuple[Path, str]:
