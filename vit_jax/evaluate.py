@@ -172,7 +172,7 @@ def frozen_crop() -> TestCrop:
     own = checkpoint_crop(checkpoint, size)
     if checkpoint.mapped and checkpoint.preprocessing:
         return own
-    return dataclasses.replace(own, kind="square", resize=transfer_crop(size).resize)
+    return transfer_crop(size, mode=own.mode, interpolation=own.interpolation, background=own.background)
 
 
 @functools.cache

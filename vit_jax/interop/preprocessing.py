@@ -125,8 +125,8 @@ def _with_defaults(said: dict) -> dict:
     bare = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
     if bare in _PROCESSORS:
         return _PROCESSORS[bare] | {key: value for key, value in said.items() if value is not None}
-    wanted = {"size", "resample", "do_center_crop", "do_rescale", "do_normalize", "image_mean", "image_std"}
-    if missing := sorted(wanted - said.keys()):
+    wanted = ("size", "resample", "do_rescale", "do_normalize", "image_mean", "image_std")
+    if missing := [key for key in wanted if said.get(key) is None]:
         raise UserError(
             f"preprocessor_config.json is of a {kind}, whose defaults are not known here: it must say "
             f"{', '.join(missing)}"

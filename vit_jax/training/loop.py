@@ -95,9 +95,10 @@ def train(
     leader = jax.process_index() == 0
     images = {name: len(source) for name, source in splits.named.items()}
     names = train_source.class_names if supervised else ()
-    manifest = make_manifest(steps, names, images, origin.model, origin.arguments)
+    manifest = make_manifest(steps, names, images, origin.model, origin.arguments, origin.interpolation)
     if leader:
         claim(workdir, config, manifest)
+    config = with_interpolation(config, origin.interpolation)
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
     console.say(describe(config, manifest, program, origin))
@@ -285,6 +286,13 @@ def image_augmentation(config: ConfigDict) -> Callable | None:
         resampling = "bicubic" if config.data.interpolation == "bicubic" else "bilinear"
         policy = RandPolicy(**rand_policy(values.policy), resampling=resampling)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
+
+
+def with_interpolation(config: ConfigDict, interpolation: str) -> ConfigDict:
+    """A copy of the config, in which what the checkpoint says stands in the place of None."""
+    config = config.copy_and_resolve_references()
+    config.data.interpolation = interpolation
+    return config
 
 
 def train_crop(config: ConfigDict) -> TrainCrop:

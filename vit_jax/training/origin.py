@@ -7,8 +7,9 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import complete, fit, model_name
+from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name
 from vit_jax.models import model_factory
 from vit_jax.training.workdir import model_arguments, open_any
 
@@ -20,6 +21,7 @@ class Origin(NamedTuple):
     arguments: dict[str, Any]  # All of them.
     sources: dict[str, Callable[[], np.ndarray]]  # By path; empty: they are drawn from the seed.
     found: list[str]  # What the checkpoint was, and what became of it, in lines.
+    interpolation: str  # Of images.
 
     @property
     def name(self) -> str:
@@ -40,8 +42,8 @@ class Origin(NamedTuple):
 def find_origin(config: ConfigDict, num_classes: int) -> Origin:
     """The model that a config means, for data of so many classes.
 
-    A checkpoint says itself what its model is. A new head is zeros, without the hidden layer of
-    pre-training; position embeddings are resized to the images (paper, section 3.2).
+    A checkpoint says itself what its model is, and how images are resized. A new head is zeros, without the
+    hidden layer of pre-training; position embeddings are resized to the images (paper, section 3.2).
 
     Raises:
       UserError: there is no such checkpoint, it is damaged, or is not of the model that the config names.
@@ -53,7 +55,7 @@ def find_origin(config: ConfigDict, num_classes: int) -> Origin:
         build = model_factory(**wanted)
         named = build.func, complete(build.func, build.keywords)
         if values.checkpoint is None:
-            return Origin(*named, {}, [])
+            return Origin(*named, {}, [], config.data.interpolation or "bilinear")
     checkpoint = open_any(values.checkpoint, config.data.image_size)
     own = checkpoint.arguments
     if named and model_name(*named) != (name := model_name(checkpoint.model, own)):
@@ -70,4 +72,22 @@ def find_origin(config: ConfigDict, num_classes: int) -> Origin:
     # How it was regularised belongs to the run that made it.
     wanted = {name: 0.0 for name in ("dropout", "stochastic_depth", "head_bias") if name in own} | wanted
     arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new")
-    return Origin(checkpoint.model, arguments, sources, [checkpoint.describe(), *done.describe()])
+    found = [checkpoint.describe(), *done.describe()]
+    return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
+
+
+def _interpolation(config: ConfigDict, checkpoint: Checkpoint) -> str:
+    """The config's, or what the checkpoint says, or the paper's.
+
+    Raises:
+      UserError: what the checkpoint says is not done here.
+    """
+    if config.data.interpolation or checkpoint.preprocessing is None:
+        return config.data.interpolation or "bilinear"
+    said = checkpoint.preprocessing.interpolation
+    if said not in INTERPOLATIONS:
+        raise UserError(
+            f"the preprocessing of {checkpoint.place} says {said}, which is not done here: give "
+            f"config.data.interpolation, one of {', '.join(INTERPOLATIONS)}"
+        )
+    return said

@@ -88,12 +88,18 @@ def check_shared(workdir: Path, peers: Peers) -> None:
 
 
 def make_manifest(
-    steps: int, class_names: tuple[str, ...], images: dict[str, int], model: type, arguments: dict
+    steps: int,
+    class_names: tuple[str, ...],
+    images: dict[str, int],
+    model: type,
+    arguments: dict,
+    interpolation: str,
 ) -> dict:
     """What a reader of the run needs besides its config.
 
     Args:
       arguments: of the model, all of them.
+      interpolation: of images, which the checkpoint that the run starts from may have said.
     """
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {
@@ -102,6 +108,7 @@ def make_manifest(
         "num_classes": arguments["num_classes"],
         "class_names": class_names,
         "images": images,
+        "interpolation": interpolation,
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
         "versions": {"python": platform.python_version()}
@@ -165,7 +172,8 @@ def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:
     """What a run saw of its test images."""
     data = config.data
     share = Fraction(data.image_size, data.test_resize)
-    return Preprocessing(data.test_crop, share, "bilinear", mode=data.decode)
+    interpolation = data.interpolation or manifest.get("interpolation", "bilinear")
+    return Preprocessing(data.test_crop, share, interpolation, background=data.background, mode=data.decode)
 
 
 def checkpoint_crop(
