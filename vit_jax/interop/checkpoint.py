@@ -34,7 +34,7 @@ from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.positions import resize_axis, resize_positions
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.models import SIZES, BiT, ViT, abstract
-from vit_jax.models.pixels import plain_statistic
+from vit_jax.models.pixels import Statistic, plain_statistic
 from vit_jax.models.position import FIXED, PositionEmbedding
 from vit_jax.models.resnet import resnet_stride
 

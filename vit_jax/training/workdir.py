@@ -172,7 +172,8 @@ def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:
     """What a run saw of its test images."""
     data = config.data
     share = Fraction(data.image_size, data.test_resize)
-    interpolation = data.interpolation or manifest.get("interpolation", "bilinear")
+    own = data.test_interpolation or data.interpolation
+    interpolation = own or manifest.get("interpolation", "bilinear")
     return Preprocessing(data.test_crop, share, interpolation, background=data.background, mode=data.decode)
 
 
