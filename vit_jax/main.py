@@ -8,8 +8,6 @@ import time
 
 STARTED = time.time()
 
-from pathlib import Path  # noqa: E402
-
 from absl import flags  # noqa: E402
 
 from vit_jax import command  # noqa: E402
@@ -44,8 +42,9 @@ def main(arguments: list[str]) -> None:
             peers.agree("the code", command.code_version())
 
         from vit_jax.training.loop import train
+        from vit_jax.training.workdir import absolute
 
-        train(config, Path(WORKDIR.value).absolute(), peers, started=STARTED)
+        train(config, absolute(WORKDIR.value), peers, started=STARTED)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
 from vit_jax.jobs import Job, Outcome, outcome, run_jobs
 from vit_jax.training.splits import MANY, open_splits
+from vit_jax.training.workdir import absolute
 
 CONFIG = command.define_config(None, "The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/finetune.py and --workdir=DIR")
-    config, folder = CONFIG.value, Path(WORKDIR.value).absolute()
+    config, folder = CONFIG.value, absolute(WORKDIR.value)
     check(config)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")

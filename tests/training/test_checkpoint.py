@@ -1,7 +1,11 @@
 """Checkpoints on a real disk."""
 
+import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -11,6 +15,8 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.training.checkpoint import DAMAGED, Checkpoints, DamagedCheckpoint, load_items
+
+ROOT = Path(__file__).parents[2]
 
 
 def items(value: float, width: int = 3) -> dict:
@@ -112,16 +118,96 @@ def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damag
     np.testing.assert_array_equal(params["kernel"], large_items(2)["params"]["kernel"])
 
 
-def test_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path):
+def test_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_and_none_is_moved(tmp_path):
     save_two(tmp_path)
     for step in ("1", "2"):
         (tmp_path / step / "run" / "_METADATA").unlink()
     for _ in range(2):  # Nor when it is started again.
         with (
             Checkpoints(tmp_path, keep_last=3) as checkpoints,
-            pytest.raises(UserError, match=r"every checkpoint .* is damaged: .*/damaged/1, .*/damaged/2"),
+            pytest.raises(UserError, match=r"every checkpoint .* is damaged: .*/2 is damaged.*/1 is damaged"),
         ):
             checkpoints.restore_newest(large_items(0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+def test_relative_folder_is_as_good_as_an_absolute_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_two(Path("run"))
+    with Checkpoints(Path("run"), keep_last=3) as checkpoints:
+        assert checkpoints.restore_newest(large_items(0))[0] == 2
+    load_items(Path("run"), {"params": large_items(0)["params"]})
+    assert not (tmp_path / "run" / DAMAGED).exists()
+
+
+# What a process may not read, of a checkpoint that is whole.
+FORBIDDEN = (
+    *("", "_CHECKPOINT_METADATA", "params", "params/_METADATA", "params/manifest.ocdbt"),
+    *("params/ocdbt.process_0", "metrics/metrics"),
+)
+READ = """
+import grp, os, pathlib, pwd, sys
+import numpy as np
+from tests.training.test_checkpoint import FORBIDDEN, large_items
+from vit_jax.errors import mistake
+from vit_jax.training.checkpoint import Checkpoints, load_items
+folder = pathlib.Path(sys.argv[1])
+load_items(folder / "0", {"params": large_items(0)["params"]})  # Libraries import more when they read.
+if os.geteuid() == 0:
+    os.setuid(65534)
+for number, _ in enumerate(FORBIDDEN, 1):
+    for read in (
+        lambda: load_items(folder / str(number), {"params": large_items(0)["params"]}),
+        lambda: Checkpoints(folder / str(number), keep_last=3).restore_newest(large_items(0)),
+    ):
+        try:
+            print(read())
+        except Exception as error:
+            print(mistake(error))
+"""
+
+
+def test_checkpoint_that_may_not_be_read_is_not_damaged_and_stays():
+    with tempfile.TemporaryDirectory() as name:  # Pytest's own folders are closed to other users.
+        folder = Path(name)
+        save_two(folder / "0")
+        for number in range(1, len(FORBIDDEN) + 1):
+            shutil.copytree(folder / "0", folder / str(number))
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(path.stat().st_mode | 0o777)
+        for number, name in enumerate(FORBIDDEN, 1):
+            (folder / str(number) / "2" / name).chmod(0)
+        command = [sys.executable, "-c", READ, str(folder)]
+        out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert not list(folder.rglob(DAMAGED))
+    lines = out.stdout.splitlines()
+    assert len(lines) == 2 * len(FORBIDDEN), out.stderr
+    for line, name in zip(lines, np.repeat(FORBIDDEN, 2), strict=True):
+        assert "Permission denied" in line and str(Path("2") / name) in line
+        assert "is damaged" not in line
+
+
+def test_checkpoint_that_is_gone_while_it_is_read_is_not_damaged(tmp_path):
+    save_two(tmp_path)
+    with Checkpoints(tmp_path, keep_last=3) as checkpoints:
+        shutil.rmtree(tmp_path / "2")
+        with pytest.raises(UserError, match="/2 is gone") as raised:
+            checkpoints.restore_newest(large_items(0))
+    assert not isinstance(raised.value, DamagedCheckpoint)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_checkpoint_of_other_software_is_refused_and_stays(tmp_path):
+    save_two(tmp_path)
+    metadata = tmp_path / "2" / "_CHECKPOINT_METADATA"
+    content = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps(content | {"custom_metadata": {"by": "another"}}))
+    with (
+        Checkpoints(tmp_path, keep_last=3) as checkpoints,
+        pytest.raises(UserError, match="/2 is not one that vit_jax wrote"),
+    ):
+        checkpoints.restore_newest(large_items(0))
+    assert not (tmp_path / DAMAGED).exists()
 
 
 def test_checkpoint_of_another_model_is_refused_and_stays(tmp_path):

@@ -190,6 +190,8 @@ def _damaged(path: Path, part: str) -> Iterator[None]:
     except UserError:
         raise
     except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno:  # The system's, which says nothing of what is in it.
+            raise UserError(f"cannot read {path}: {error.strerror}") from error
         detail = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(f"{path} is damaged or cut short ({part}: {detail}); fetch it again") from error
 

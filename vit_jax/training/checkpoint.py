@@ -10,9 +10,10 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -26,6 +27,12 @@ from vit_jax.errors import UserError
 from vit_jax.parallel.rules import path_name
 
 DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
+
+# In errors of TensorStore and the system that say nothing about what a file holds.
+_PASSING = (
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED"),
+    *("UNIMPLEMENTED", "Too many open files", "Cannot allocate memory", "Input/output error"),
+)
 
 
 class DamagedCheckpoint(UserError):
@@ -50,8 +57,11 @@ class Checkpoints:
         keep_best: int = 0,
         say: Callable[[str], None] = print,
     ):
-        self.folder, self._say = folder, say
-        if keep_last is not None:
+        self.folder, self._say = folder.absolute(), say  # Orbax finds nothing by a relative path.
+        if keep_last is None:
+            for path, problem in self._unreadable_figures():
+                raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}")
+        else:
             if jax.process_index() == 0:
                 self._sweep()
             multihost_utils.sync_global_devices("swept")
@@ -68,15 +78,12 @@ class Checkpoints:
         # who restores says where arrays go.
         context.array.saving.use_compression = False
         context.array.saving.enable_write_sharding_file = False
-        try:
-            self._checkpointer = ocp.training.Checkpointer(
-                folder,
-                context=context,
-                save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-                preservation_policy=policies.AnyPreservationPolicy(kept),
-            )
-        except ValueError as error:  # Figures that are no JSON, for who only reads.
-            raise DamagedCheckpoint(f"a checkpoint in {folder} is damaged: {error}") from error
+        self._checkpointer = ocp.training.Checkpointer(
+            self.folder,
+            context=context,
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            preservation_policy=policies.AnyPreservationPolicy(kept),
+        )
         self._saving = None
 
     @property
@@ -133,11 +140,13 @@ class Checkpoints:
     def restore_newest(self, like: dict) -> tuple[int, dict] | None:
         """The newest checkpoint that is whole and its step, placed as the arrays of `like` are.
 
-        Damaged ones are moved aside. All processes call this, and see the same.
+        Damaged ones that are newer are moved aside, but only when it has been restored: what ails them
+        all may be no damage. All processes call this, and see the same.
 
         Raises:
-          UserError: all are damaged; or one holds other arrays than `like`.
+          UserError: all are damaged; one cannot be read for another reason, or holds other arrays.
         """
+        problems = {}
         for step in reversed(self.steps):
             restored, problem = None, None
             try:
@@ -147,18 +156,19 @@ class Checkpoints:
             # One process alone may have met the damage; none goes on before it knows of the others.
             if multihost_utils.process_allgather(np.bool_(restored is not None)).all():
                 try:
-                    return step, self._compare(step, restored, sums)
+                    whole = self._compare(step, restored, sums)
                 except DamagedCheckpoint as error:
                     problem = str(error)
-            if jax.process_index() == 0:
-                path = self.folder / str(step)
-                self._move_aside(path, problem or f"checkpoint {path} is damaged, as another process sees")
-            multihost_utils.sync_global_devices("moved aside")
-            self._checkpointer.reload()
-        if damaged := sorted(str(path) for path in (self.folder / DAMAGED).glob("*")):
+                else:
+                    self._set_aside(problems)
+                    return step, whole
+            path = self.folder / str(step)
+            problems[path] = problem or f"checkpoint {path} is damaged, as another process sees"
+        damaged = [*problems.values(), *map(str, sorted((self.folder / DAMAGED).glob("*")))]
+        if damaged:
             raise UserError(
                 f"every checkpoint of the run is damaged: {', '.join(damaged)}; put a good one into "
-                f"{self.folder}, or remove {self.folder / DAMAGED} to start from the first step"
+                f"{self.folder}, or remove {self.folder} to start from the first step"
             )
         return None
 
@@ -206,8 +216,10 @@ class Checkpoints:
         try:
             with alone, _quiet_orbax():
                 metadata = ocp.checkpointables_metadata(path)
-                if "checksums" not in metadata.custom_metadata:
+                if not metadata.custom_metadata:
                     raise ValueError("its metadata cannot be read")
+                if "checksums" not in metadata.custom_metadata:
+                    raise UserError(f"checkpoint {path} is not one that vit_jax wrote")
                 for name in like:
                     if metadata.custom_metadata["arrays"][name] != _fingerprint(metadata.metadata[name]):
                         raise ValueError(f"the list of arrays in {name} cannot be read")
@@ -217,10 +229,7 @@ class Checkpoints:
         except (UserError, MemoryError, jax.errors.JaxRuntimeError):  # Another model; no memory for it.
             raise
         except Exception as error:  # Orbax, TensorStore and the file system have many.
-            while error.__cause__:
-                error = error.__cause__
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise DamagedCheckpoint(f"checkpoint {path} is damaged: {reason}") from error
+            raise _verdict(path, error) from error
 
     def _compare(self, step: int, restored: dict, sums: dict[str, int]) -> dict:
         for name, value in _checksums(restored).items():
@@ -234,12 +243,27 @@ class Checkpoints:
         """Removes what is left of writes that were killed; moves aside whose figures Orbax cannot read."""
         for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(rest)
+        for path, problem in self._unreadable_figures():
+            self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
+
+    def _unreadable_figures(self) -> Iterator[tuple[Path, str]]:
+        """Checkpoints whose figures are no JSON, and why: with one of them Orbax lists none at all."""
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
                 json.loads(figures.read_text())
+            except FileNotFoundError:
+                continue  # A run that writes has removed the checkpoint.
             except ValueError as error:
-                path = figures.parents[1]
-                self._move_aside(path, f"checkpoint {path} is damaged: {figures}: {error}")
+                yield figures.parents[1], f"{figures}: {error}"
+
+    def _set_aside(self, problems: dict[Path, str]) -> None:
+        """Moves damaged checkpoints aside, the newest first."""
+        if problems:
+            if jax.process_index() == 0:
+                for path, problem in problems.items():
+                    self._move_aside(path, problem)
+            multihost_utils.sync_global_devices("moved aside")
+            self._checkpointer.reload()
 
     def _move_aside(self, path: Path, problem: str) -> None:
         folder = path.parent / DAMAGED
@@ -278,16 +302,52 @@ def load_items(folder: Path, like: dict, which: str = "") -> dict:
     Raises:
       UserError: there is no such checkpoint, it is damaged, or of another model.
     """
-    if folder.is_dir():
+    while folder.is_dir():
         with Checkpoints(folder, keep_last=None) as checkpoints:
             steps = {"": checkpoints.latest, "best": checkpoints.best}
             steps |= {str(step): step for step in checkpoints.steps}
             if (step := steps.get(which)) is not None:
-                return checkpoints.restore(step, like)
+                try:
+                    return checkpoints.restore(step, like)
+                except UserError:
+                    if (folder / str(step)).exists() or which == str(step):
+                        raise
+                    continue  # The run that writes has a newer one, and removed this.
             if checkpoints.steps:
                 there = ", ".join(map(str, checkpoints.steps))
                 raise UserError(f"no checkpoint {which!r} in {folder}; there are: {there}")
+        break
     raise UserError(f"no checkpoint in {folder}")
+
+
+def _verdict(path: Path, error: Exception) -> UserError:
+    """Whether a checkpoint that could not be restored is damaged, or only cannot be read now.
+
+    Orbax passes over what it may not read and then misses it, so its error says little: the files are read
+    again here, as they are.
+    """
+    while error.__cause__:
+        error = error.__cause__
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    try:
+        for folder, _, names in os.walk(path, onerror=_raise):
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as file:
+                    while file.read(2**20):
+                        pass
+    except OSError as unreadable:
+        reason, certain = f"{unreadable.strerror}: {unreadable.filename}", False
+    else:
+        certain = not any(word in reason for word in _PASSING)
+    if not path.exists():
+        return UserError(f"checkpoint {path} is gone: it was removed or moved while it was read")
+    if not certain:
+        return UserError(f"checkpoint {path} cannot be read ({reason}); it need not be damaged, and stays")
+    return DamagedCheckpoint(f"checkpoint {path} is damaged: {reason}")
+
+
+def _raise(error: OSError):
+    raise error
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import json
 import operator
+import os
 import platform
 import secrets
 import time
@@ -136,7 +137,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         manifest = json.loads((workdir / MANIFEST).read_text())
         arguments = manifest["model"]
     except OSError as error:
-        raise UserError(f"no run in {workdir}: cannot read {error.filename}") from error
+        raise UserError(f"no run in {workdir}: {error.strerror}: {error.filename}") from error
     model = {"ViT": ViT, "BiT": BiT}[arguments.pop("class")]
     values = complete(model, arguments)
     _, shapes = skeleton(model, values)
@@ -204,9 +205,14 @@ def checkpoint_crop(
     return TestCrop(size, seen.kind, seen.resize(size), mode, seen.interpolation, seen.background, seen.half)
 
 
+def absolute(path: str | Path) -> Path:
+    """The path from the root on, `~` as the home folder: in --flag=~/x a shell leaves it as it is."""
+    return Path(os.path.expanduser(path)).absolute()
+
+
 def place_of(source: str | Path) -> tuple[Path, str]:
-    """The path of a source, and which checkpoint of a workdir is meant: `WORKDIR@best`, `WORKDIR@3000`."""
-    path = Path(source)
+    """A source's absolute path, and which checkpoint of a run is meant: `WORKDIR@best`, `WORKDIR@3000`."""
+    path = absolute(source)
     if "@" not in path.name or path.exists():
         return path, ""
     name, _, which = str(path).rpartition("@")
@@ -221,5 +227,7 @@ def open_any(source: str | Path, image_size=None) -> Checkpoint:
     if (path / CONFIG).is_file() and (path / MANIFEST).is_file():
         return open_workdir(path, which)
     if which or not path.exists():
-        raise UserError(f"there is no {source}; a checkpoint of the Hub is hf://owner/name")
+        raise UserError(
+            f"there is no {path}{which and '@' + which}; a checkpoint of the Hub is hf://owner/name"
+        )
     return open_checkpoint(path, image_size)
