@@ -1,6 +1,9 @@
 """Batches: once each, the same for any number of processes, from any step."""
 
 import itertools
+import multiprocessing
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -56,6 +59,39 @@ def train(
         **process,
     )
     return list(itertools.islice(batches, count))
+
+
+def endless_training(**process):
+    return training_batches(
+        numbered(), seed=0, batch_size=8, first_step=0, crop=TrainCrop(8), threads=1, **process
+    )
+
+
+def long_evaluation(**process):
+    return evaluation_batches(numbered(5000), batch_size=8, crop=TestCrop(8, resize=8), **process)
+
+
+@pytest.mark.parametrize(
+    ("make", "number", "words"),
+    [
+        (endless_training, signal.SIGKILL, "signal 9: out of memory"),
+        (long_evaluation, signal.SIGBUS, "signal 7: is /dev/shm full"),
+    ],
+)
+def test_worker_that_is_killed_ends_the_batches_with_one_line_and_the_other_workers(make, number, words):
+    flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
+    before = {*multiprocessing.active_children()}
+    batches = make(workers=2)
+    next(batches)
+    workers = {*multiprocessing.active_children()} - before
+    assert len(workers) == 2
+    os.kill(min(process.pid for process in workers), number)
+    with pytest.raises(UserError, match=f"a decoding process died .{words}.*data.workers"):
+        for _ in range(600):
+            next(batches)
+    for process in workers:
+        process.join()
+    batches.close()
 
 
 def labels(batches: list[dict]) -> list[int]:

@@ -11,6 +11,7 @@ none of them holds more than its chunks.
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -55,7 +56,7 @@ def training_batches(
     threads: int | None = None,
     augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
     rows: np.ndarray | None = None,
-) -> grain.DatasetIterator[Batch]:
+) -> Iterator[Batch]:
     """Endless training batches from step `first_step` on.
 
     Args:
@@ -116,7 +117,7 @@ def evaluation_batches(
     workers: int | None = None,
     threads: int | None = None,
     rows: np.ndarray | None = None,
-) -> grain.DatasetIterator[Batch]:
+) -> Iterator[Batch]:
     """Every image once, in order, in equally many batches for every process.
 
     Args:
@@ -205,17 +206,49 @@ def _empty(images: int, size: int | tuple[int, int], source: Source) -> Batch:
     }
 
 
-def _iterate(
-    data: grain.MapDataset[Batch], chunks: int, workers: int, threads: int
-) -> grain.DatasetIterator[Batch]:
-    """Batches of so many chunks each."""
+def _iterate(data: grain.MapDataset[Batch], chunks: int, workers: int, threads: int) -> Iterator[Batch]:
+    """Batches of so many chunks each; to be closed."""
     data = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads))
     if workers:
+        # Python's tracker of what workers share would count what a dead one left after the error's line.
+        sys.warnoptions.append("ignore:resource_tracker")
         options = grain.MultiprocessingOptions(num_workers=workers)
         data = data.mp_prefetch(options, worker_init_fn=_obey_parent)
     if chunks > 1:
         data = data.batch(chunks, batch_fn=_join)
-    return iter(data)
+    return _OfWorkers(iter(data)) if workers else iter(data)
+
+
+class _OfWorkers(Iterator[Batch]):
+    """Batches that worker processes make; when one dies, so do the others, and an error says how it died."""
+
+    def __init__(self, batches: grain.DatasetIterator[Batch]):
+        self._batches = batches
+        self._others = {*multiprocessing.active_children()}
+
+    def __next__(self):
+        try:
+            return next(self._batches)
+        except RuntimeError as error:  # Grain's own, and an exception in a worker: that one has no such text.
+            if not (code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
+                raise
+            for process in {*multiprocessing.active_children()} - self._others:
+                process.kill()  # Grain would give each 25 s to end.
+            raise UserError(
+                f"a decoding process died ({_cause(int(code[1]))}); use fewer of them "
+                "(data.workers, --workers) or more memory; the same command goes on from what was saved"
+            ) from error
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._batches.close()
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    hints = {signal.SIGKILL: ": out of memory?", signal.SIGBUS: ": is /dev/shm full?"}
+    return f"signal {-code}{hints.get(-code, '')}"
 
 
 def _obey_parent(worker: int, workers: int) -> None:

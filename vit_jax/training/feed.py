@@ -4,9 +4,8 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-import grain
 import jax
 from jax.sharding import Mesh
 
@@ -25,7 +24,7 @@ class Feed:
 
     def __init__(
         self,
-        batches: grain.DatasetIterator[Batch],
+        batches: Iterator[Batch],
         check: Callable[[Batch], Batch],
         mesh: Mesh,
         ahead: int = 2,
