@@ -54,7 +54,7 @@ def run_experiment(report: Callable[..., None], **options: dict) -> None:
 def _mistakes():
     try:
         yield
-    except (UserError, OSError) as error:
+    except Exception as error:
         if (message := mistake(error)) is None:
             raise
         print(f"error: {message}", file=sys.stderr, flush=True)

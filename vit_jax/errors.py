@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
 
 
@@ -23,9 +24,25 @@ def mistake(error: BaseException) -> str | None:
         errno.EACCES,
     ):
         message = f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is whole"
+    elif (asked := bytes_asked(error)) is not None:
+        message = "out of memory" + (f": {asked / 2**30:,.1f} GiB were asked for" if asked else "")
+        message += "; a smaller batch needs less (--batch_size, in training --config.batch_size)"
     else:
         return None
     return " ".join(message.split())
+
+
+def bytes_asked(error: BaseException) -> int | None:
+    """How many bytes could not be had, 0 where it does not say; None for an error of another kind."""
+    text = str(error)
+    of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text
+    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (isinstance(error, MemoryError) or of_device or of_system):
+        return None
+    if not (said := re.search(r"allocat\w+ ([\d.]+) ?(bytes|[kKMGTP]i?B)|Used ([\d.]+)([KMGT]) of", text)):
+        return 0
+    amount, unit = (said[1], said[2]) if said[1] else (said[3], said[4])
+    return int(float(amount) * 1024 ** " KMGTP".index(unit[0].upper().replace("B", " ")))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

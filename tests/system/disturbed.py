@@ -1,12 +1,17 @@
 """The training command with a disturbance, DISTURBANCE: test_resume.py starts it.
 
-hang: the data source stands still after 12 batches.
+hang: the data source stands still after 12 batches. pipe: before the first, as a pipe does that nobody
+writes into. memory: after 12 batches 4 TB are asked for.
 terminate: SIGTERM comes in the middle of an evaluation.
 """
 
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
+
+import jax
 
 from vit_jax import command, main
 from vit_jax.training import evaluator, loop
@@ -19,6 +24,20 @@ def hang(batches):
         yield batch
 
 
+def pipe(batches):
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkfifo(f"{folder}/image.jpg")
+        Path(folder, "image.jpg").read_bytes()
+    yield from batches
+
+
+def memory(batches):
+    for count, batch in enumerate(batches):
+        if count == 12:
+            jax.numpy.zeros((10**6, 10**6))
+        yield batch
+
+
 def terminate(batches):
     for count, batch in enumerate(batches):
         if count == 3:
@@ -28,8 +47,9 @@ def terminate(batches):
 
 if __name__ == "__main__":
     training_batches, evaluation_batches = loop.training_batches, evaluator.evaluation_batches
-    if os.environ["DISTURBANCE"] == "hang":
-        loop.training_batches = lambda *args, **keys: hang(training_batches(*args, **keys))
+    in_training = {"hang": hang, "pipe": pipe, "memory": memory}
+    if disturb := in_training.get(os.environ["DISTURBANCE"]):
+        loop.training_batches = lambda *args, **keys: disturb(training_batches(*args, **keys))
     else:
         evaluator.evaluation_batches = lambda *args, **keys: terminate(evaluation_batches(*args, **keys))
     command.run(main.main)

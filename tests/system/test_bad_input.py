@@ -1,5 +1,6 @@
 """A user's mistake is one line that names the thing and the remedy, with exit code 2."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,30 @@ def fails(run, *arguments, **environment) -> str:
 def test_wrong_value_is_named_and_nothing_is_made(run, tmp_path, argument, names):
     assert names in fails(run, *SMALL, f"--workdir={tmp_path / 'run'}", argument)
     assert not (tmp_path / "run").exists()
+
+
+def test_step_that_cannot_fit_is_refused_before_it_is_compiled(run, tmp_path):
+    large = ("--config.batch_size=10000000", "--config.model.dim=256", "--config.model.depth=8")
+    line = fails(run, *SMALL, *large, f"--workdir={tmp_path / 'run'}")
+    assert re.match(r"error: a step needs [\d,.]+ GiB .* at least, and each of 1 device\(s\) .* has ", line)
+    assert re.search(r"this should fit: --config\.batch_size=\d+$", line)
+    assert not (tmp_path / "run").exists()
+
+
+def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tmp_path):
+    process = run.start(
+        *SMALL,
+        "--config.batch_size=1024",
+        "--config.steps=16",
+        f"--workdir={tmp_path / 'run'}",
+        module="tests.system.disturbed",
+        DISTURBANCE="memory",
+    )
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 2 and "Traceback" not in err
+    assert re.search(
+        r"^error: out of memory \(cpu, .* GiB\): 3,725\.3 GiB were asked for; this should fit: --config", err
+    )
 
 
 def test_missing_config_file_is_named(run, tmp_path):

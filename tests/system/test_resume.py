@@ -139,6 +139,22 @@ def test_run_that_hangs_shows_its_threads_and_ends(run, tmp_path):
     assert "in hang" in stacks and "in take" in stacks
 
 
+def test_run_that_hangs_before_its_first_step_says_in_what(run, tmp_path):
+    process = run.start(
+        *SMALL,
+        "--config.hang_seconds=8",
+        f"--workdir={tmp_path / 'run'}",
+        module="tests.system.disturbed",
+        DISTURBANCE="pipe",
+    )
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 1
+    words = "since the start: reading the first batch"
+    assert re.search(rf"^nothing done for \d+ s, {words}; .*/stacks-0.txt", out, re.MULTILINE)
+    assert re.search(rf"^error: nothing done for \d+ s, {words}; see ", err, re.MULTILINE)
+    assert "in pipe" in (tmp_path / "run" / "stacks-0.txt").read_text()
+
+
 def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints" / "40" / "params").rglob("*"):

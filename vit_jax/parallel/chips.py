@@ -3,7 +3,10 @@
 import os
 from dataclasses import dataclass
 
+import jax
+
 from vit_jax.errors import UserError
+from vit_jax.parallel.host import host_memory
 
 GIB = 2**30
 
@@ -73,6 +76,19 @@ def peak_flops(device_kind: str) -> float | None:
     """FLOP/s of one device of this kind, or None where it is not known: MFU is never guessed."""
     chip = _chip_of(device_kind)
     return chip and chip.peak_flops
+
+
+def memory_of(device: jax.Device) -> tuple[float | None, float]:
+    """Bytes that programs can have on a device, and those of them that are free; None where it is not known.
+
+    A CPU's are the machine's, or what this process may have of it, shared by all devices that it stands for.
+    """
+    if device.platform == "cpu":
+        return tuple(size / jax.local_device_count("cpu") for size in host_memory())
+    stats = device.memory_stats() or {}
+    chip = _chip_of(device.device_kind)
+    limit = stats.get("bytes_limit") or (chip and chip.memory_bytes)
+    return limit, (limit or 0) - stats.get("bytes_in_use", 0)
 
 
 def compiler_options(device_kind: str) -> dict[str, str]:

@@ -1,7 +1,11 @@
 """Settings of this process that training needs."""
 
+import contextlib
 import ctypes
+import os
+import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -26,6 +30,40 @@ def keep_freed_memory() -> None:
     if jax.default_backend() == "cpu":
         mallopt(M_MMAP_THRESHOLD, 2**30)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes that this process can have at most, and those that are free now.
+
+    The machine's memory and swap, or less where a container (cgroup) or `ulimit -v` says so.
+    """
+    limits, free = [resource.getrlimit(resource.RLIMIT_AS)[0]], []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
+        limits.append(sizes["MemTotal"] + sizes["SwapTotal"])
+        free.append(sizes["MemAvailable"])
+    for file in _memory_limits():
+        with contextlib.suppress(OSError, ValueError):  # `max`: there is none.
+            limits.append(int(file.read_text()))
+    if not free:
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limit = min(size for size in limits if size != resource.RLIM_INFINITY)
+    return limit, min(limit, *free) if free else limit
+
+
+def _memory_limits() -> Iterator[Path]:
+    """Files that may hold a limit on this process and those beside it: of its cgroup and of all above it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, place = line.split(":", 2)
+            if kinds in ("", "memory"):
+                root = Path("/sys/fs/cgroup", kinds)
+                own = root / place.strip("/")
+                for folder in (own, *own.parents):
+                    yield folder / ("memory.limit_in_bytes" if kinds else "memory.max")
+                    if folder == root:
+                        break
 
 
 def share_interpreter() -> None:

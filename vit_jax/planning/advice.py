@@ -1,9 +1,7 @@
 """Which choices of mesh, rematerialisation and micro-batches fit, and which are fastest."""
 
-import copy
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
@@ -13,18 +11,7 @@ from vit_jax.planning.compile import Slice
 from vit_jax.planning.cost import Job
 from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
-
-Changes = dict[str, Any]  # Values by key in the config.
-
-# What rematerialisation leaves of activations and gradients, roughly: only to try the likely ones first.
-_LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
-
-
-def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
-    """The config with other values."""
-    config = copy.deepcopy(config)
-    config.update_from_flattened_dict(changes)
-    return config
+from vit_jax.training.memory import LEFT, Changes, changed, in_words, likely_changes
 
 
 def nearest_fit(
@@ -37,7 +24,9 @@ def nearest_fit(
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
     """The change that costs the least speed and makes the program fit, which is compiled to make certain."""
-    for changes in _likely(config, where, failed):
+    memory, limit = failed.memory, where.chip.memory_bytes
+    sizes = memory.parameters, memory.optimizer, memory.temporaries
+    for changes in likely_changes(config, where.devices, limit, *sizes):
         if not attempts:
             break
         say(f"trying {in_words(changes)}")
@@ -51,39 +40,13 @@ def nearest_fit(
     return None
 
 
-def _likely(config: ConfigDict, where: Slice, failed: Estimate) -> Iterator[Changes]:
-    """Changes that should fit, those that cost the least time first."""
-    memory, limit = failed.memory, where.chip.memory_bytes
-    state = memory.parameters + memory.optimizer
-    parts = sorted(
-        {size for size in (8, where.devices) if where.devices % size == 0 and size > config.mesh.fsdp}
-    )
-    remats = [name for name in _LEFT if _LEFT[name] <= _LEFT[config.model.remat]]
-    for micro in (1, 2, 4, 8, 16):
-        for remat in remats:
-            for fsdp in (config.mesh.fsdp, *parts):
-                left = memory.temporaries * _LEFT[remat] / _LEFT[config.model.remat] / micro
-                extra = memory.parameters if micro > 1 else 0
-                if left + extra + state * config.mesh.fsdp / fsdp > limit:
-                    continue
-                changes = {}
-                if micro > 1:
-                    changes["micro_batches"] = config.micro_batches * micro
-                if remat != config.model.remat:
-                    changes["model.remat"] = remat
-                if fsdp != config.mesh.fsdp:
-                    changes |= {"mesh.data": None, "mesh.fsdp": fsdp}
-                if changes:
-                    yield changes
-
-
 def sweep(
     config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict], say: Callable[[str], None]
 ) -> list[Estimate]:
     """Compiles every mesh with every rematerialisation: those that fit first, the fastest at the top."""
     sizes = sorted({size for size in (1, 8, where.devices) if where.devices % size == 0})
     meshes = [(fsdp, tensor) for tensor in (1, 2) for fsdp in sizes if where.devices % (fsdp * tensor) == 0]
-    candidates = [(fsdp, tensor, remat) for fsdp, tensor in meshes for remat in _LEFT]
+    candidates = [(fsdp, tensor, remat) for fsdp, tensor in meshes for remat in LEFT]
     plans, started = [], time.monotonic()
     for done, (fsdp, tensor, remat) in enumerate(candidates):
         changes = {"mesh.data": None, "mesh.fsdp": fsdp, "mesh.tensor": tensor, "model.remat": remat}
@@ -113,8 +76,3 @@ def ranking(plans: list[Estimate]) -> str:
             line += f"  {'does not fit':>17}  {memory}"
         lines.append(line)
     return "\n".join(lines)
-
-
-def in_words(changes: Changes) -> str:
-    """As flags of a command."""
-    return " ".join(f"--config.{key}={value}" for key, value in changes.items() if value is not None)

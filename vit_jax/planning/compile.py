@@ -20,6 +20,7 @@ from vit_jax.libtpu import ENVIRONMENT
 from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
+from vit_jax.training.memory import held
 from vit_jax.training.program import abstract_batch, make_program
 
 VERSION = "1"  # Of what is kept in the cache.
@@ -132,7 +133,7 @@ def compile_lowered(
     if known.exists():
         return replace(_from_json(known.read_text()), cached=True)
     started = time.process_time()
-    state = {"parameters": _held(params), "optimizer": _held(optimizer_state)}
+    state = {"parameters": held(params), "optimizer": held(optimizer_state)}
     try:
         compiled = lowered.compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
@@ -166,11 +167,6 @@ def _from_json(text: str) -> Compiled:
     values = json.loads(text)
     operations = tuple(Operation(**operation) for operation in values.pop("operations"))
     return Compiled(**values | dict(memory=Memory(**values["memory"]), operations=operations))
-
-
-def _held(tree) -> int:
-    """Bytes of arrays on a device."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _needed(message: str) -> int:

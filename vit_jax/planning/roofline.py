@@ -6,7 +6,6 @@ products, as long as anything is made from them; the rest is computed anew when 
 """
 
 import copy
-import math
 import os
 import time
 
@@ -23,6 +22,7 @@ from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mes
 from vit_jax.planning.compile import Memory, Slice
 from vit_jax.planning.cost import Job, cost
 from vit_jax.planning.estimate import Estimate, choices
+from vit_jax.training.memory import PRODUCTS, bytes_of, most_alive
 from vit_jax.training.program import abstract_batch, make_program
 
 
@@ -51,13 +51,13 @@ def estimate_best(config: ConfigDict, job: Job, where: Slice, prices: dict[str, 
     chip = where.chip
     work = _Work(chip)
     work.count(jaxpr)
-    state = {name: _bytes_of(jax.tree.leaves(program.state[name])) for name in ("params", "optimizer")}
+    state = {name: bytes_of(jax.tree.leaves(program.state[name])) for name in ("params", "optimizer")}
     held = {name: size // (whole.shape["fsdp"] * tensor) for name, size in state.items()}
     memory = Memory(
         parameters=held["params"],
         optimizer=held["optimizer"],
-        batch=_bytes_of(jax.tree.leaves(batch)),
-        temporaries=_most_alive(jaxpr) // tensor,
+        batch=bytes_of(jax.tree.leaves(batch)),
+        temporaries=most_alive(jaxpr) // tensor,
         code=0,
     )
     fits = memory.total <= chip.memory_bytes
@@ -86,72 +86,12 @@ class _Work:
         for equation in jaxpr.eqns:
             if equation.primitive.name in PRODUCTS:
                 flops = 2 * multiply_adds(equation)
-                moved = _bytes_of([x.aval for x in (*equation.invars, *equation.outvars)])
+                moved = bytes_of([x.aval for x in (*equation.invars, *equation.outvars)])
                 self.flops += times * flops
                 self.seconds += times * max(flops / self.chip.peak_flops, moved / self.chip.memory_bandwidth)
             turns = equation.params["length"] if equation.primitive.name == "scan" else 1
             for inner in core.jaxprs_in_params(equation.params):
                 self.count(inner, times * turns)
-
-
-PRODUCTS = ("dot_general", "conv_general_dilated")
-
-
-def _most_alive(jaxpr: core.Jaxpr) -> int:
-    """The most bytes of results that are alive at once, in one run of a program; its arguments do not count.
-
-    A result that is not of a product, a sum or a loop stands for the results that it is made of.
-    """
-    sizes: list[int] = []  # Of each result that lives in memory,
-    born: list[int] = []
-    last: list[int] = []  # and the first and the last operation that it is alive in.
-    extra: dict[int, int] = {}  # Bytes that an operation needs within itself.
-    clock = 0
-
-    def run(jaxpr: core.Jaxpr, arguments: list[frozenset]) -> list[frozenset]:
-        nonlocal clock
-        made_of = dict(zip(jaxpr.invars, arguments, strict=True))
-
-        def of(atom) -> frozenset:
-            return frozenset() if isinstance(atom, core.Literal) else made_of.get(atom, frozenset())
-
-        for equation in jaxpr.eqns:
-            clock += 1
-            used = [of(x) for x in equation.invars]
-            everything = frozenset().union(*used)
-            for index in everything:
-                last[index] = clock
-            name, inner = equation.primitive.name, list(core.jaxprs_in_params(equation.params))
-            if inner and name not in ("scan", "while", "cond"):
-                results = run(inner[0], used[-len(inner[0].invars) :])
-            elif inner or name in PRODUCTS or name.startswith("reduce_"):
-                extra[clock] = max((_most_alive(x) for x in inner), default=0)
-                results = []
-                for x in equation.outvars:
-                    results.append(frozenset([len(sizes)]))
-                    sizes.append(_bytes_of([x.aval]))
-                    born.append(clock)
-                    last.append(clock)
-            else:
-                results = [everything] * len(equation.outvars)
-            made_of.update(zip(equation.outvars, results, strict=False))
-        return [of(x) for x in jaxpr.outvars]
-
-    for index in frozenset().union(*run(jaxpr, [frozenset()] * len(jaxpr.invars))):
-        last[index] = max(last[index], born[index])
-    changes = [0] * (clock + 2)
-    for size, start, end in zip(sizes, born, last, strict=True):
-        changes[start] += size
-        changes[end + 1] -= size
-    alive = most = 0
-    for at, change in enumerate(changes):
-        alive += change
-        most = max(most, alive + extra.get(at, 0))
-    return most
-
-
-def _bytes_of(arrays: list) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize"))
 
 
 def _this_cpu() -> Chip:

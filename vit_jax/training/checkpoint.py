@@ -14,6 +14,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from logging import LogRecord
 from pathlib import Path
 
 import jax
@@ -65,6 +66,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 self._sweep()
             multihost_utils.sync_global_devices("swept")
+        logging.get_absl_logger().addFilter(_not_of_orbax)
         policies = ocp.training.preservation_policies
         kept = [policies.LatestN(keep_last)]  # None: all.
         if keep_every:
@@ -214,7 +216,7 @@ class Checkpoints:
         alone.multiprocessing.primary_host = jax.process_index()
         alone.multiprocessing.barrier_sync_key_prefix = "alone"
         try:
-            with alone, _quiet_orbax():
+            with alone:
                 metadata = ocp.checkpointables_metadata(path)
                 if not metadata.custom_metadata:
                     raise ValueError("its metadata cannot be read")
@@ -350,15 +352,9 @@ def _raise(error: OSError):
     raise error
 
 
-@contextlib.contextmanager
-def _quiet_orbax():
-    """Without Orbax's pages about what it cannot read; one line of ours says it."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.FATAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
+def _not_of_orbax(record: LogRecord) -> bool:
+    """False for Orbax's pages about what it cannot read or write: its errors are raised too."""
+    return "/orbax/" not in record.pathname
 
 
 def _score(figures: dict[str, float]) -> float:

@@ -27,7 +27,8 @@ class Evaluator:
     """
 
     def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say):
-        self._mesh, self._splits, self._most = program.mesh, splits, config.batch_size
+        self._mesh, self._splits = program.mesh, splits
+        self._most = config.batch_size // config.micro_batches  # What training has on the devices at once.
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )

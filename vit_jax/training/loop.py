@@ -34,7 +34,9 @@ from vit_jax.training.checkpoint import Checkpoints
 from vit_jax.training.evaluator import Evaluator
 from vit_jax.training.feed import Feed
 from vit_jax.training.goodput import Ledger, read_rows
+from vit_jax.training.lock import Lock
 from vit_jax.training.looks import attention_figures, kept_pictures, reconstruction_picture
+from vit_jax.training.memory import MemoryCheck
 from vit_jax.training.origin import Origin, find_origin
 from vit_jax.training.profile import Trace
 from vit_jax.training.program import Program, make_program
@@ -73,31 +75,61 @@ def train(
       The last evaluation's figures of the test images; empty when the run was stopped before its end.
 
     Raises:
-      UserError: the config does not fit the data, the devices or the workdir; the loss is no
-        longer finite; the disk is full; too many images are unreadable.
+      UserError: the config does not fit the data, the devices or the workdir; another run is in the
+        workdir, or it is deleted; the loss is no longer finite; the disk or a device's memory is full; too
+        many images are unreadable.
     """
-    started, peers = started or time.time(), peers or Peers()
+    with Watchdog(config.hang_seconds) as watchdog, contextlib.ExitStack() as held:
+        return _train(config, workdir, peers or Peers(), started or time.time(), watchdog, held)
+
+
+def _train(
+    config: ConfigDict,
+    workdir: Path,
+    peers: Peers,
+    started: float,
+    watchdog: Watchdog,
+    held: contextlib.ExitStack,
+) -> dict[str, float]:
+    """`train`, with what is entered first and left last: `held` gets the workdir."""
     share_interpreter()
     keep_freed_memory()
+    watchdog.begins("finding the devices")
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
+    watchdog.begins("looking through the data sets")
     splits = open_splits(config)
     train_source = splits.train
     if peers.count > 1:
         for name, source in splits.named.items():
             peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))
+    watchdog.begins("looking through the few-shot data sets")
     few_shot_tasks = open_tasks(config, peers)
     num_classes, supervised = class_count(config, train_source), is_supervised(config)
     steps = step_count(config, len(train_source))
+    watchdog.begins("opening the checkpoint to start from")
     origin = find_origin(config, num_classes)
-    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, build=origin.build)
+    watchdog.begins("making the program")
+
+    def program_of(config: ConfigDict, mesh: Mesh, origin: Origin) -> Program:
+        return make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, build=origin.build)
+
+    def another(config: ConfigDict) -> Program:
+        return program_of(config, make_mesh(config.mesh), find_origin(config, num_classes))
+
+    program = program_of(config, mesh, origin)
+    memory = MemoryCheck(program, config, train_source.max_labels, another)
+    held.enter_context(_out_of_memory_in_words(memory))
 
     leader = jax.process_index() == 0
+    memory.check(print if leader else lambda line: None)
     images = {name: len(source) for name, source in splits.named.items()}
     names = train_source.class_names if supervised else ()
     manifest = make_manifest(steps, names, images, origin.model, origin.arguments, origin.interpolation)
-    if leader:
-        claim(workdir, config, manifest)
+    watchdog.begins(f"taking the workdir {workdir}")
+    # One process holds it for all, and sees whether it is still there.
+    lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
+    held.enter_context(_lost_workdir_in_words(lock))
     config = with_interpolation(config, origin.interpolation)
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
@@ -116,7 +148,8 @@ def train(
     with contextlib.ExitStack() as resources:
         stop = resources.enter_context(StopSignal())
         stacks = workdir / f"stacks-{jax.process_index()}.txt"
-        watchdog = resources.enter_context(Watchdog(config.hang_seconds, stacks, warn))
+        watchdog.report_to(stacks, warn)
+        watchdog.begins("reading the newest checkpoint")
         kept = config.checkpoint
         checkpoints = resources.enter_context(
             Checkpoints(workdir / CHECKPOINTS, kept.keep_last, kept.keep_every, kept.keep_best, console.say)
@@ -125,6 +158,7 @@ def train(
             first_step, (state, metrics) = restored[0], from_items(restored[1])
             console.say(f"continuing from {checkpoints.folder / str(first_step)}")
         else:
+            watchdog.begins("making the first parameters")
             first_step, params = 0, origin.read()
             if peers.count > 1:
                 leaves = jax.tree.leaves_with_path(params)
@@ -150,6 +184,7 @@ def train(
         feed = resources.enter_context(
             contextlib.closing(open_feed(config, train_source, first_step, warn, mesh))
         )
+        watchdog.begins("reading the first batch")
         batch = feed.take() if first_step < steps else None
 
         def evaluation(step: int) -> Figures | None:
@@ -163,6 +198,7 @@ def train(
                 return not stop.reached()
 
             ledger.enter("evaluate")
+            watchdog.begins("evaluating")
             params, own = program.evaluated(state), objective_weights(state)
             figures, row = {}, {}
             for split in dict.fromkeys([splits.chosen_by] + ["test"] * (step == steps)):
@@ -205,6 +241,7 @@ def train(
             figures = evaluation(first_step)  # A signal had cut it off.
             ledger.enter("start")
 
+        watchdog.begins("compiling and making the first step")
         for step in range(first_step + 1, steps + 1):
             trace.before(step)
             state, metrics = program.train_step(state, metrics, batch)
@@ -226,6 +263,8 @@ def train(
 
             evaluating = last or step % config.evaluate_every == 0
             due = last or stopping or step % config.checkpoint.every == 0
+            if lock and (evaluating or due or step % config.log_every == 0):
+                lock.check()
             if evaluating or due:
                 log.flush()
                 log.check(step, metrics)
@@ -233,6 +272,9 @@ def train(
             stopping = stopping or (evaluating and figures is None)
             if due or stopping:
                 ledger.enter("save")
+                watchdog.begins("saving")
+                if lock:  # An evaluation takes its time.
+                    lock.check()
                 saved = figures and as_saved(figures, splits.chosen_by)
                 checkpoints.save(step, as_items(state, metrics), saved)
             ledger.enter("train")
@@ -247,10 +289,12 @@ def train(
         if figures is None:
             return {}  # Stopped again in the evaluation that a signal had cut off.
         ledger.enter("save")
+        watchdog.begins("writing the report")
         params = program.evaluated(state)
         samples = evaluate.samples(params) if supervised else ()
         looks = attention_figures(program.graphdef, params, mesh, evaluate.images())
-        if leader:
+        if lock:
+            lock.check()
             written = report(steps, figures, samples, looks)
             checkpoints.wait()
             (line,) = in_words({"test": figures["test"]})
@@ -258,6 +302,30 @@ def train(
             console.say(ledger.in_words())
             console.say(f"report: {written}")
         return figures["test"]
+
+
+@contextlib.contextmanager
+def _lost_workdir_in_words(lock: Lock | None):
+    """Errors that come of a workdir that is gone say so."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception:
+        if lock:
+            lock.check()
+        raise
+
+
+@contextlib.contextmanager
+def _out_of_memory_in_words(memory: MemoryCheck):
+    """A want of memory is one line that says what should fit."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, UserError) and (line := memory.explain(error)):
+            raise UserError(line) from error
+        raise
 
 
 def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh) -> Feed:

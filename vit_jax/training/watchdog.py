@@ -1,4 +1,4 @@
-"""An end for a run that hangs: a lost network file system, a device that does not answer."""
+"""An end for a run that hangs: a lost network file system, a pipe for an image, a device that is silent."""
 
 import faulthandler
 import multiprocessing
@@ -16,22 +16,30 @@ class Watchdog:
     After twice the time the process ends with exit code 1, for whatever started it to start it again.
 
     Args:
-      seconds: longer than anything that the run may wait for.
-      stacks: file for the stacks of all threads.
-      say: is told of the first; the second goes to standard error.
+      seconds: longer than anything that the run may wait for, and than any phase of its start.
     """
 
-    def __init__(self, seconds: float, stacks: Path, say: Callable[[str], None]):
-        self._seconds, self._stacks, self._say = seconds, stacks, say
-        self._last = None
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._stacks, self._say = None, print
+        self._last = time.monotonic(), "the start", ""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
+    def report_to(self, stacks: Path, say: Callable[[str], None]) -> None:
+        """From here on stacks go into this file instead of standard error, and the first line to `say`."""
+        self._stacks, self._say = stacks, say
+
+    def begins(self, phase: str) -> None:
+        """Something begins that takes long, such as `compiling the step`; the time counts from here."""
+        self._last = time.monotonic(), self._last[1], f": {phase}"
+
     def done(self, what: str) -> None:
-        """Something was finished; the time counts from here. Before the first call it does not count."""
-        self._last = time.monotonic(), what
+        """Something was finished; the time counts from here."""
+        self._last = time.monotonic(), what, ""
 
     def __enter__(self):
+        self._last = time.monotonic(), *self._last[1:]
         self._thread.start()
         return self
 
@@ -46,22 +54,27 @@ class Watchdog:
             # A thread that hangs with the interpreter's lock holds this one up as well. Python's own
             # watchdog needs no lock: unless it is set anew here, it shows the stacks and exits.
             faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
-            if self._last is None:
-                continue
-            since, what = self._last
+            since, done, phase = self._last
             silent = time.monotonic() - since
+            what = f"nothing done for {silent:.0f} s, since {done}{phase}"
+            where = self._stacks or "the lines above"
             if silent > 2 * self._seconds:
-                line = f"error: nothing done for {silent:.0f} s, since {what}; see {self._stacks}"
-                print(line, file=sys.stderr, flush=True)
+                print(f"error: {what}; see {where}", file=sys.stderr, flush=True)
                 for child in multiprocessing.active_children():
                     child.kill()
                 os._exit(1)
             if silent > self._seconds and told != since:
                 told = since
-                with self._stacks.open("a") as file:
-                    print(f"{time.ctime()}: nothing done since {what}", file=file, flush=True)
-                    faulthandler.dump_traceback(file)
+                self._show_stacks(what)
                 self._say(
-                    f"nothing done for {silent:.0f} s, since {what}; all threads' stacks are in "
-                    f"{self._stacks}; the process ends after as long again"
+                    f"{what}; all threads' stacks are in {where}; the process ends after as long again "
+                    "(hang_seconds)"
                 )
+
+    def _show_stacks(self, what: str) -> None:
+        try:
+            with self._stacks.open("a") if self._stacks else open(os.dup(2), "w") as file:
+                print(f"{time.ctime()}: {what}", file=file, flush=True)
+                faulthandler.dump_traceback(file)
+        except OSError as error:  # The disk may be what hangs, or is full: the end comes all the same.
+            print(f"no stacks of {what}: {error}", file=sys.stderr, flush=True)

@@ -4,9 +4,11 @@ config.json     the config, as given
 manifest.json   what followed from config and data: model, classes, steps, versions, devices
 checkpoints/    by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
+.lock-N         which process writes into it, if one does
 reconstructions/  of a self-supervised run: pictures by step
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -15,6 +17,7 @@ import os
 import platform
 import secrets
 import time
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -32,6 +35,7 @@ from vit_jax.interop.preprocessing import UNSAID, Preprocessing
 from vit_jax.models import BiT, ViT
 from vit_jax.parallel.peers import Peers
 from vit_jax.training.checkpoint import load_items
+from vit_jax.training.lock import PREFIX, Lock
 from vit_jax.training.weights import effective, init_extra
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
@@ -39,33 +43,50 @@ METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
 
 
-def claim(workdir: Path, config: ConfigDict, manifest: dict) -> None:
-    """Makes `workdir` this config's, or sees that it is.
+@contextlib.contextmanager
+def claim(
+    workdir: Path, config: ConfigDict, manifest: dict, say: Callable[[str], None] = print
+) -> Iterator[Lock]:
+    """The context in which `workdir` is this config's, made so if it is new, and no other run's.
 
     Raises:
-      UserError: it belongs to another config, holds other files, or cannot be written.
+      UserError: it belongs to another config, holds other files, is in use, or cannot be written.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            _belongs(workdir, config)  # Before anything is made.
+            workdir.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(Lock(workdir, say))
+            if not _belongs(workdir, config):  # Again: whoever had it may have made it another's.
+                (workdir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+                # Last and whole: a workdir with a config is a workdir of a run.
+                temporary = workdir / (CONFIG + ".tmp")
+                temporary.write_text(configs.to_json(config) + "\n")
+                temporary.replace(workdir / CONFIG)
+        except OSError as error:
+            raise UserError(f"cannot write to the workdir {workdir}: {error.strerror}") from error
+        yield lock
+
+
+def _belongs(workdir: Path, config: ConfigDict) -> bool:
+    """Whether `workdir` is a run of this config; False where there is none yet.
+
+    Raises:
+      UserError: it is of another config, or holds other files.
     """
     saved = workdir / CONFIG
-    try:
-        if saved.exists():
-            if differing := configs.differences(saved.read_text(), config):
-                raise UserError(
-                    f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
-                    "give another --workdir, or the config it was started with"
-                )
-            return
-        # What an earlier start left that was killed while it made the workdir.
-        begun = {MANIFEST, CONFIG + ".tmp"}
-        if workdir.exists() and any(path.name not in begun for path in workdir.iterdir()):
-            raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
-        workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        # Last and whole: a workdir with a config is a workdir of a run.
-        temporary = workdir / (CONFIG + ".tmp")
-        temporary.write_text(configs.to_json(config) + "\n")
-        temporary.replace(saved)
-    except OSError as error:
-        raise UserError(f"cannot write to the workdir {workdir}: {error.strerror}") from error
+    if saved.exists():
+        if differing := configs.differences(saved.read_text(), config):
+            raise UserError(
+                f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
+                "give another --workdir, or the config it was started with"
+            )
+        return True
+    # What an earlier start left that was killed while it made the workdir.
+    begun = (MANIFEST, CONFIG + ".tmp", PREFIX)
+    if workdir.exists() and any(not path.name.startswith(begun) for path in workdir.iterdir()):
+        raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
+    return False
 
 
 def check_shared(workdir: Path, peers: Peers) -> None:

@@ -1,0 +1,49 @@
+"""A workdir in use, and one that is lost: the real command."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.system.conftest import SMALL
+from vit_jax.training.lock import Lock
+
+LONG = (*SMALL, "--config.steps=100000", "--config.evaluate_every=100000", "--config.checkpoint.every=100000")
+
+
+@pytest.fixture
+def training(run, tmp_path):
+    """A run that goes on for long, after its first step."""
+    process = run.start(*LONG, f"--workdir={tmp_path / 'run'}")
+    for line in process.stdout:
+        if line.startswith("first step"):
+            break
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_second_run_is_refused_and_the_first_goes_on(run, training, tmp_path):
+    other = run(*LONG, f"--workdir={tmp_path / 'run'}")
+    assert other.returncode == 2
+    (line,) = [line for line in other.stderr.splitlines() if line.startswith("error: ")]
+    holder = f"process {training.pid} on {os.uname().nodename}, since 20"
+    assert f"{tmp_path / 'run'} is in use by another run: {holder}" in line
+    assert "Traceback" not in other.stderr
+    training.send_signal(signal.SIGTERM)
+    out, err = training.communicate(timeout=100)
+    assert training.returncode == 0, err
+    assert "stopped; saved" in out
+    with Lock(tmp_path / "run", say=pytest.fail):  # What it gave back is free at once.
+        pass
+
+
+def test_run_whose_workdir_is_deleted_ends_with_one_line_and_makes_nothing_anew(training, tmp_path):
+    shutil.rmtree(tmp_path / "run")
+    _, err = training.communicate(timeout=100)
+    assert training.returncode == 2, err
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and f"the workdir {tmp_path / 'run'} was deleted, moved or made anew" in lines[0]
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,286 @@
+"""One run at a time on a workdir: a lock that ends with its process, also on a disk that many hosts share.
+
+The newest of the files `.lock-1`, `.lock-2`, ... in the workdir says who has it: an empty one nobody. The
+next is made by an atomic hard link, so of several that want it one gets it, and a number is never used
+twice. Its process holds a `flock` on it, which the kernel ends with the process, and gives it a new time
+every few seconds, as the only sign that another host sees where the file system keeps no locks for all.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from vit_jax.errors import UserError
+
+PREFIX = ".lock"  # How names of all files of a lock begin.
+BEAT_SECONDS = 5.0  # Between two signs of life.
+STALE_SECONDS = 90.0  # Without one, after which a holder on another host counts as gone.
+
+
+class Holder(NamedTuple):
+    """The process that has a workdir, as its lock file says."""
+
+    host: str
+    pid: int
+    since: float  # `time.time()`
+    boot: str  # Of its kernel's start.
+    namespace: str  # In which the pid counts.
+    born: str  # When the process began, in the kernel's units: a pid is used again.
+    inode: int  # Of the lock file: another one's is a copy.
+
+    def __str__(self):
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} on {self.host}, since {since}"
+
+
+class Lock:
+    """The lock on `workdir`, a folder; as a context it is held.
+
+    Args:
+      say: is told whom it was taken over from, and for whom it waits.
+      beat_seconds, stale_seconds: the same for all that may want the workdir.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        say: Callable[[str], None] = print,
+        beat_seconds: float = BEAT_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
+    ):
+        self._workdir, self._say = workdir, say
+        self._beat_seconds, self._stale_seconds = beat_seconds, stale_seconds
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+
+    def __enter__(self):
+        """Takes the workdir; waits where only time can tell whether another host's process lives.
+
+        Raises:
+          UserError: another run has it.
+        """
+        while True:
+            newest = self._newest()
+            left_by = self._wait(newest) if newest else None
+            if self._make(newest + 1):
+                break
+        if left_by:
+            self._say(f"note: taking over {self._workdir} from {left_by}: that process is gone")
+        for number in range(newest, 0, -1):
+            try:
+                self._file(number).unlink()
+            except FileNotFoundError:
+                break
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._closed.set()
+        self._thread.join()
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+    def check(self) -> None:
+        """Raises UserError when the workdir is no longer there, or no longer this run's."""
+        try:
+            if self._mine.read_bytes() == self._content and self._newest() == self._number:
+                return
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return  # Who writes next will say it.
+        newest = self._newest() if self._workdir.is_dir() else 0
+        if newest <= self._number:
+            raise UserError(
+                f"the workdir {self._workdir} was deleted, moved or made anew in the middle of the run "
+                f"({self._mine.name} is gone)"
+            )
+        with self._file(newest).open("rb") as file:
+            holder = _read(file)
+        raise UserError(
+            f"{self._workdir} was taken over by {holder or 'another run'}, while this one stood still"
+        )
+
+    def _file(self, number: int) -> Path:
+        return self._workdir / f"{PREFIX}-{number}"
+
+    def _newest(self) -> int:
+        """The highest number of a lock file; 0: there is none."""
+        names = (re.fullmatch(rf"{PREFIX}-(\d+)", name) for name in os.listdir(self._workdir))
+        return max((int(match[1]) for match in names if match), default=0)
+
+    def _wait(self, number: int) -> Holder | None:
+        """Returns when the lock is nobody's, with the process that left it without a word, if one did.
+
+        Raises:
+          UserError: it is held.
+        """
+        seen, until = None, 0.0
+        while True:
+            try:
+                with self._file(number).open("rb") as file:
+                    status, locked = os.fstat(file.fileno()), _locked(file.fileno())
+                    holder = _read(file)
+            except FileNotFoundError:
+                return None  # Whoever removed it made the next.
+            if holder is None:
+                return None
+            held = _held(holder, status.st_ino, locked)
+            if held is None:
+                if seen is None:
+                    seen, silent = status.st_mtime_ns, self._silent_seconds(status.st_mtime_ns)
+                    # Never at once: the clocks of two hosts may differ.
+                    seconds = max(self._stale_seconds - max(silent, 0), 2 * self._beat_seconds)
+                    until = time.monotonic() + seconds
+                    self._say(
+                        f"{self._workdir} is in use by {holder}; "
+                        f"waiting up to {seconds:.0f} s for a sign that it still runs"
+                    )
+                held = status.st_mtime_ns != seen
+                if not held and time.monotonic() < until:
+                    time.sleep(min(1.0, self._beat_seconds / 2))
+                    continue
+            if held:
+                raise UserError(
+                    f"{self._workdir} is in use by another run: {holder}; "
+                    "stop that one, or give another --workdir"
+                )
+            return holder
+
+    def _silent_seconds(self, last: int) -> float:
+        """Since a file's time, by the clock that gives files their times, which may be a server's."""
+        file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
+        try:
+            file.touch()
+            return (file.stat().st_mtime_ns - last) / 1e9
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _make(self, number: int) -> bool:
+        """Whether this process made the lock file, which the others see when it is whole."""
+        self._number, self._mine = number, self._file(number)
+        temporary = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
+        self._descriptor = _create(temporary)
+        try:
+            self._sign()
+            try:
+                os.link(temporary, self._mine)
+            except FileExistsError:
+                if os.stat(temporary).st_nlink == 1:  # Two: NFS made the link and lost its answer.
+                    os.close(self._descriptor)
+                    return False
+            except OSError:  # There are no hard links: an empty file counts as nobody's until it is written.
+                os.close(self._descriptor)
+                try:
+                    self._descriptor = _create(self._mine)
+                except FileExistsError:
+                    return False
+                self._sign()
+        finally:
+            temporary.unlink(missing_ok=True)
+        if self._newest() == number:
+            return True
+        self._mine.unlink(missing_ok=True)  # The list that said this number comes next was an old one.
+        os.close(self._descriptor)
+        return False
+
+    def _sign(self) -> None:
+        """Locks the file that was made and writes this process into it."""
+        with contextlib.suppress(OSError):  # Not every file system can.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        holder = Holder(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since=time.time(),
+            boot=_boot(),
+            namespace=_namespace(),
+            born=_born(os.getpid()) or "",
+            inode=os.fstat(self._descriptor).st_ino,
+        )
+        self._content = json.dumps(holder._asdict()).encode()
+        os.write(self._descriptor, self._content)
+        os.fsync(self._descriptor)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self._beat_seconds):
+            with contextlib.suppress(OSError):
+                os.utime(self._descriptor)
+
+
+def _create(file: Path) -> int:
+    """Descriptor of a file that did not exist."""
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _read(file: BinaryIO) -> Holder | None:
+    """None for an empty file, which was given back."""
+    content = file.read()
+    try:
+        return Holder(**json.loads(content)) if content else None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file.name} is no lock file; remove it if no run uses the workdir") from error
+
+
+def _locked(descriptor: int) -> bool | None:
+    """Whether a process has its `flock`; None where the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Shared: others may be looking too.
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def _held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
+    """Whether the process that a lock file names still has it; None: this host cannot know."""
+    if holder.boot != _boot():
+        return None
+    if holder.inode != inode:  # The workdir is a copy.
+        return False
+    if locked:
+        return True
+    if holder.namespace == _namespace():
+        return _born(holder.pid) == holder.born
+    return locked  # The process of another container: only the kernel knows.
+
+
+def _boot() -> str:
+    """What differs between machines, and between two starts of one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _born(pid: int) -> str | None:
+    """When a process of this namespace began; None: there is none, or only its exit code is left."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state in "ZX" else fields[18]
+    except OSError:
+        if os.path.exists("/proc/self/stat"):
+            return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return ""

@@ -1,0 +1,247 @@
+"""What a step needs of a device's memory, before it is compiled and when it did not fit."""
+
+import contextlib
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError, bytes_asked
+from vit_jax.parallel.chips import GIB, memory_of
+from vit_jax.parallel.mesh import batch_parts
+from vit_jax.training.program import Program, abstract_batch
+from vit_jax.training.step import weights_of
+from vit_jax.training.weights import trained
+
+Changes = dict[str, Any]  # Values by key in the config.
+
+# What rematerialisation leaves of activations and gradients, roughly.
+LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
+CERTAIN = 2.0  # So many times the memory that there is does not fit, whatever the compiler does.
+TAKEN = 4  # Times the activations at best: what a compiler may take, measured with a small model on a CPU.
+PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+class Needs(NamedTuple):
+    """Bytes on each device, at best: what a compiler adds is not in it."""
+
+    parameters: int  # And what else of weights is kept.
+    optimizer: int
+    gradients: int
+    batch: int
+    activations: int
+
+    @property
+    def certain(self) -> int:
+        """What no compiler can do without."""
+        return self.parameters + self.optimizer + self.gradients + self.batch
+
+    def __str__(self):
+        named = {"parameters and moments": self.parameters + self.optimizer}
+        named |= {name: getattr(self, name) for name in ("gradients", "batch", "activations")}
+        parts = [f"{name} {size / GIB:,.1f}" for name, size in named.items()]
+        return f"{sum(self) / GIB:,.1f} GiB ({', '.join(parts)})"
+
+
+def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
+    """What a step needs; `max_labels` is the most of an image. It is traced, and not compiled."""
+    batch = abstract_batch(config, program.mesh, max_labels)
+    # JAX keeps the trace, and takes it when the step is compiled.
+    jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
+    weights = weights_of(program.state)
+    leaves = zip(*map(jax.tree.leaves, (weights, trained(config, weights))), strict=True)
+    moving = [x for x, moves in leaves if moves]
+    return Needs(
+        parameters=held(weights) + held(program.state["average"]),
+        optimizer=held(program.state["optimizer"]),
+        gradients=held(moving),
+        batch=held(batch),
+        activations=max(0, most_alive(jaxpr) - bytes_of(moving)) // program.mesh.size,
+    )
+
+
+class MemoryCheck:
+    """Says of a run whether its step can fit, and what to change where it does not.
+
+    Args:
+      make: the program of a config.
+      max_labels: of an image.
+    """
+
+    def __init__(
+        self, program: Program, config: ConfigDict, max_labels: int, make: Callable[[ConfigDict], Program]
+    ):
+        self._config, self._mesh, self._max_labels, self._make = config, program.mesh, max_labels, make
+        self._device = program.mesh.local_devices[0]
+        self._needs = needs_of(program, config, max_labels)
+
+    def check(self, say: Callable[[str], None]) -> None:
+        """Says when the step will hardly fit.
+
+        Raises:
+          UserError: it cannot.
+        """
+        limit, free = memory_of(self._device)
+        if limit is None:
+            return
+        needs = f"a step needs {self._needs} at least"
+        has = f"each of {self._mesh.size} device(s) ({self._device.device_kind}) has {limit / GIB:,.1f}"
+        if self._needs.certain > limit or sum(self._needs) > CERTAIN * limit:
+            raise UserError(f"{needs}, and {has}; {self._remedy(TAKEN, limit)}")
+        if sum(self._needs) > free:
+            say(f"note: {needs}, and {has}, {free / GIB:,.1f} of it free; {self._remedy(TAKEN, free)}")
+
+    def explain(self, error: BaseException) -> str | None:
+        """The line for an error that is a want of memory; None for another."""
+        asked = bytes_asked(error)
+        if asked is None:
+            return None
+        limit, _ = memory_of(self._device)
+        text = f"out of memory ({self._device.device_kind}"
+        text += f", {limit / GIB:,.1f} GiB)" if limit else ")"
+        if asked:
+            text += f": {asked / GIB:,.1f} GiB were asked for"
+        # The activations took what was asked for, and all that was left.
+        taken = max(asked, (limit or 0) - self._needs.certain, self._needs.activations)
+        return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"
+
+    def _remedy(self, taken: float, limit: float) -> str:
+        """What to change so that it should fit.
+
+        Args:
+          taken: how many times the activations at best a compiler takes.
+        """
+
+        def total(needs: Needs) -> float:
+            return needs.certain + taken * needs.activations
+
+        limit, config, needs = 0.9 * limit, self._config, self._needs
+        found, tries = [], 6  # A large model takes seconds to trace.
+        temporaries = int(total(needs)) - needs.parameters - needs.optimizer
+        sizes = needs.parameters, needs.optimizer, temporaries
+        for changes in itertools.islice(likely_changes(config, self._mesh.size, limit, *sizes), tries):
+            other = changed(config, changes)
+            with contextlib.suppress(UserError):  # It does not divide.
+                if total(needs_of(self._make(other), other, self._max_labels)) <= limit:
+                    found.append(in_words(changes))
+                    break
+        unit = batch_parts(self._mesh) * config.micro_batches
+        each = (taken * needs.activations + needs.batch) / config.batch_size
+        images = (limit - needs.parameters - needs.optimizer - needs.gradients) / each
+        if unit <= images and unit < config.batch_size:
+            found.append(f"--config.batch_size={unit * 2 ** int(math.log2(images / unit))}")
+        if not found:
+            return "use more devices with --config.mesh.fsdp, or a smaller model"
+        return f"this should fit: {' or '.join(found)}"
+
+
+def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
+    """The config with other values."""
+    config = copy.deepcopy(config)
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def likely_changes(
+    config: ConfigDict, devices: int, limit: float, parameters: int, optimizer: int, temporaries: int
+) -> Iterator[Changes]:
+    """Changes that should fit, those that cost the least time first.
+
+    Args:
+      limit: bytes of a device; the other sizes are what is there of each kind without a change.
+      temporaries: activations and gradients.
+    """
+    mesh, state = config.mesh, parameters + optimizer
+    parts = {size for size in (8, devices) if devices % (size * mesh.tensor) == 0 and size > mesh.fsdp}
+    remats = [name for name in LEFT if LEFT[name] <= LEFT[config.model.remat]]
+    for micro in (1, 2, 4, 8, 16):
+        if config.batch_size % (devices // mesh.tensor * config.micro_batches * micro):
+            continue
+        for remat in remats:
+            for fsdp in (mesh.fsdp, *sorted(parts)):
+                left = temporaries * LEFT[remat] / LEFT[config.model.remat] / micro
+                extra = parameters if micro > 1 else 0
+                if left + extra + state * mesh.fsdp / fsdp > limit:
+                    continue
+                changes = {}
+                if micro > 1:
+                    changes["micro_batches"] = config.micro_batches * micro
+                if remat != config.model.remat:
+                    changes["model.remat"] = remat
+                if fsdp != mesh.fsdp:
+                    changes |= {"mesh.data": None, "mesh.fsdp": fsdp}
+                if changes:
+                    yield changes
+
+
+def in_words(changes: Changes) -> str:
+    """As flags of a command."""
+    return " ".join(f"--config.{key}={value}" for key, value in changes.items() if value is not None)
+
+
+def held(tree) -> int:
+    """Bytes of arrays on a device."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def most_alive(jaxpr: core.Jaxpr) -> int:
+    """The most bytes of results that are alive at once, in one run of a program; its arguments do not count.
+
+    A result that is not of a product, a sum or a loop stands for the results that it is made of.
+    """
+    sizes: list[int] = []  # Of each result that lives in memory,
+    born: list[int] = []
+    last: list[int] = []  # and the first and the last operation that it is alive in.
+    extra: dict[int, int] = {}  # Bytes that an operation needs within itself.
+    clock = 0
+
+    def run(jaxpr: core.Jaxpr, arguments: list[frozenset]) -> list[frozenset]:
+        nonlocal clock
+        made_of = dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def of(atom) -> frozenset:
+            return frozenset() if isinstance(atom, core.Literal) else made_of.get(atom, frozenset())
+
+        for equation in jaxpr.eqns:
+            clock += 1
+            used = [of(x) for x in equation.invars]
+            everything = frozenset().union(*used)
+            for index in everything:
+                last[index] = clock
+            name, inner = equation.primitive.name, list(core.jaxprs_in_params(equation.params))
+            if inner and name not in ("scan", "while", "cond"):
+                results = run(inner[0], used[-len(inner[0].invars) :])
+            elif inner or name in PRODUCTS or name.startswith("reduce_"):
+                extra[clock] = max((most_alive(x) for x in inner), default=0)
+                results = []
+                for x in equation.outvars:
+                    results.append(frozenset([len(sizes)]))
+                    sizes.append(bytes_of([x.aval]))
+                    born.append(clock)
+                    last.append(clock)
+            else:
+                results = [everything] * len(equation.outvars)
+            made_of.update(zip(equation.outvars, results, strict=False))
+        return [of(x) for x in jaxpr.outvars]
+
+    for index in frozenset().union(*run(jaxpr, [frozenset()] * len(jaxpr.invars))):
+        last[index] = max(last[index], born[index])
+    changes = [0] * (clock + 2)
+    for size, start, end in zip(sizes, born, last, strict=True):
+        changes[start] += size
+        changes[end + 1] -= size
+    alive = most = 0
+    for at, change in enumerate(changes):
+        alive += change
+        most = max(most, alive + extra.get(at, 0))
+    return most
+
+
+def bytes_of(arrays: list) -> int:
+    """Of arrays, or of their shapes, all devices together."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize"))
