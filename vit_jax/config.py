@@ -288,22 +288,31 @@ VALUES = {
     "optimizer.average_from": Value(
         "zero", one_of("zero", "weights"), "Corrected for its start, or started at the first parameters."
     ),
-    # Of `python -m vit_jax.sweep`: the rates are compared on training images that were held out.
+    # Of `python -m vit_jax.sweep`, whose runs do not see them: rates are compared on training images that were
+    # held out.
     "sweep.rates": Value(
         (1e-3, 3e-3, 1e-2, 3e-2),
         several(number(above=0), different=True),
         "The learning rates that are compared.",
+        operational=True,
     ),
     "sweep.train_split": Value(
-        "[:90%]", _SLICE, "What a rate is trained on: a split, or a slice of data.train_split."
+        "[:90%]",
+        _SLICE,
+        "What a rate is trained on: a split, or a slice of data.train_split.",
+        operational=True,
     ),
     "sweep.dev_split": Value(
-        "[90%:]", _SLICE, "What rates are compared on: a split, or a slice of data.train_split."
+        "[90%:]",
+        _SLICE,
+        "What rates are compared on: a split, or a slice of data.train_split.",
+        operational=True,
     ),
     "sweep.seeds": Value(
         (0, 1, 2),
         several(whole(0), different=True),
         "Seeds of the runs at the best rate, on all training images.",
+        operational=True,
     ),
     "max_skipped_steps": Value(
         10,

@@ -50,7 +50,7 @@ def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, lis
       UserError: the run is of a later format, or what it trained on cannot be had any more.
     """
     if format > FORMAT:
-        raise UserError(f"the run is of format {format}, and this vit_jax writes {FORMAT}: use a newer vit_jax")
+        raise UserError(f"the run is of format {format}, and this vit_jax knows {FORMAT}: use a newer one")
     if format == FORMAT:
         return config, []
     _check_slices(from_json(text))
@@ -65,7 +65,7 @@ def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, lis
     }
     config = config.copy_and_resolve_references().unlock()
     config.update_from_flattened_dict(kept)
-    return config.lock(), [f"{key} is {value!r}" for key, value in kept.items()]
+    return config.lock(), [f"config.{key} is {value!r}" for key, value in kept.items()]
 
 
 def _check_slices(config: ConfigDict) -> None:
@@ -77,6 +77,6 @@ def _check_slices(config: ConfigDict) -> None:
         split = config[key.split(".")[0]][key.split(".")[1]]
         if "[" in split or (split == "all" and "folder" in kinds):
             raise UserError(
-                f"this run began when slices held other images than today: config.{key} is {split!r}; start it "
-                "anew in another --workdir (its checkpoints load as ever: config.finetune.checkpoint)"
+                f"this run began when slices held other images than today: config.{key} is {split!r}; start "
+                "it anew in another --workdir (its checkpoints load as ever: config.finetune.checkpoint)"
             )

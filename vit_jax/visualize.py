@@ -11,7 +11,6 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import from_json
 from vit_jax.data.files import ImageFiles, find_images, read_images
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
@@ -78,12 +77,13 @@ def test_images(checkpoint: str) -> Source:
       UserError: it is of no run.
     """
     from vit_jax.training.splits import open_splits
-    from vit_jax.training.workdir import CONFIG, MANIFEST, place_of
+    from vit_jax.training.workdir import place_of, saved_run, settled_config
 
     path, _ = place_of(checkpoint)
-    if not (path / CONFIG).is_file() or not (path / MANIFEST).is_file():
+    saved = None if str(checkpoint).startswith("hf://") else saved_run(path)
+    if saved is None:
         raise UserError(f"{checkpoint} is no run, whose test images are known: give --images=PATH")
-    return open_splits(from_json((path / CONFIG).read_text())).test
+    return open_splits(settled_config(path, saved.config)[0]).test
 
 
 if __name__ == "__main__":

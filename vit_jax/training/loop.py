@@ -55,6 +55,7 @@ from vit_jax.training.workdir import (
     check_shared,
     claim,
     make_manifest,
+    settled_config,
 )
 
 Figures = dict[str, dict[str, float]]  # Of an evaluation, by split.
@@ -97,6 +98,7 @@ def _train(
     watchdog.begins("finding the devices")
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
+    config, kept = settled_config(workdir, config)
     watchdog.begins("looking through the data sets")
     splits = open_splits(config)
     train_source = splits.train
@@ -133,6 +135,10 @@ def _train(
     config = with_interpolation(config, origin.interpolation)
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
+    if kept:
+        console.say(
+            f"note: this run began with an earlier vit_jax, and goes on as it began: {', '.join(kept)}"
+        )
     console.say(describe(config, manifest, program, origin))
     for note in notes(config, splits):
         console.say(note)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from flax import nnx
@@ -29,6 +30,7 @@ from vit_jax import config as configs
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.data.preprocess import TEST_CROPS, TestCrop, sides
 from vit_jax.errors import UserError
+from vit_jax.formats import FORMAT, saved_config, settled
 from vit_jax.interop.checkpoint import Checkpoint, all_names, complete, open_checkpoint, skeleton
 from vit_jax.interop.hub import download
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing
@@ -74,9 +76,8 @@ def _belongs(workdir: Path, config: ConfigDict) -> bool:
     Raises:
       UserError: it is of another config, or holds other files.
     """
-    saved = workdir / CONFIG
-    if saved.exists():
-        if differing := configs.differences(saved.read_text(), config):
+    if saved := saved_run(workdir):
+        if differing := configs.differences(configs.to_json(saved.config), config):
             raise UserError(
                 f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
                 "give another --workdir, or the config it was started with"
@@ -87,6 +88,51 @@ def _belongs(workdir: Path, config: ConfigDict) -> bool:
     if workdir.exists() and any(not path.name.startswith(begun) for path in workdir.iterdir()):
         raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
     return False
+
+
+class SavedRun(NamedTuple):
+    """What a workdir says of its run."""
+
+    text: str  # Of `config.json`.
+    config: ConfigDict  # In today's values.
+    manifest: dict
+    format: int
+
+
+def saved_run(workdir: Path) -> SavedRun | None:
+    """The run that a workdir is of; None where there is none.
+
+    Raises:
+      UserError: one of its files is damaged or cannot be read.
+    """
+    if not (workdir / CONFIG).exists():
+        return None
+    for name in (CONFIG, MANIFEST):
+        try:
+            text = (workdir / name).read_text()
+            if not isinstance(json.loads(text), dict):
+                raise ValueError("it is not an object")
+            if name == CONFIG:
+                written = text
+                configs.from_json(text)  # Its values are of the types that they should be.
+        except OSError as error:
+            raise UserError(f"cannot read {workdir / name}: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"{workdir / name} is damaged ({' '.join(str(error).split())[:200]}); put back a copy of it: "
+                "the checkpoints beside it are not concerned"
+            ) from error
+    manifest = json.loads(text)
+    format = manifest.get("format", 1)
+    if not isinstance(format, int) or not isinstance(manifest.get("model"), dict):
+        raise UserError(f"{workdir / MANIFEST} is damaged: it does not say the model; put back a copy of it")
+    return SavedRun(written, saved_config(written, format), manifest, format)
+
+
+def settled_config(workdir: Path, config: ConfigDict) -> tuple[ConfigDict, list[str]]:
+    """The config with which the run in a workdir goes on, if one is there, and what differs from `config`."""
+    saved = saved_run(workdir)
+    return settled(config, saved.text, saved.format) if saved else (config, [])
 
 
 def check_shared(workdir: Path, peers: Peers) -> None:
@@ -125,6 +171,7 @@ def make_manifest(
     """
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {
+        "format": FORMAT,
         "steps": steps,
         "model": {"class": model.__name__} | arguments,
         "num_classes": arguments["num_classes"],
@@ -153,13 +200,14 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     Raises:
       UserError: there is no run or no such checkpoint, or it is damaged.
     """
-    try:
-        config = configs.from_json((workdir / CONFIG).read_text())
-        manifest = json.loads((workdir / MANIFEST).read_text())
-        arguments = manifest["model"]
-    except OSError as error:
-        raise UserError(f"no run in {workdir}: {error.strerror}: {error.filename}") from error
-    model = {"ViT": ViT, "BiT": BiT}[arguments.pop("class")]
+    saved = saved_run(workdir)
+    if saved is None:
+        raise UserError(f"no run in {workdir}: it has no {CONFIG}")
+    config, manifest = saved.config, saved.manifest
+    arguments = dict(manifest["model"])
+    model = {"ViT": ViT, "BiT": BiT}.get(arguments.pop("class", None))
+    if model is None:
+        raise UserError(f"{workdir / MANIFEST} is damaged: it names no kind of model; put back a copy of it")
     values = complete(model, arguments)
     _, shapes = skeleton(model, values)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -1,0 +1,105 @@
+"""A run that began with an earlier vit_jax goes on as it began, or is refused in one line; it always loads.
+
+`golden/format_1` was made at commit acce046 by `vit_jax.main` with the arguments `ARGUMENTS` and two
+checkpoints: `run` is its workdir at step 4, `step_8.npz` the parameters that it had in the end.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import vit_jax
+from tests.system.conftest import SMALL, parameters
+from tests.system.test_bad_input import fails
+
+GOLDEN = Path(__file__).parent / "golden" / "format_1"
+ARGUMENTS = (
+    *SMALL,
+    "--config.steps=8",
+    "--config.optimizer.warmup_steps=2",
+    "--config.log_every=1",
+    "--config.checkpoint.every=4",
+    "--config.evaluate_every=8",
+)
+
+
+@pytest.fixture
+def old_run(tmp_path) -> Path:
+    """A copy of the workdir."""
+    return Path(shutil.copytree(GOLDEN / "run", tmp_path / "run"))
+
+
+def rewrite(file: Path, **values) -> None:
+    """Sets values in a JSON file, those of `data` within what is there."""
+    content = json.loads(file.read_text())
+    content["data"] = content.get("data", {}) | values.pop("data", {})
+    file.write_text(json.dumps(content | values))
+
+
+def test_run_goes_on_with_the_crops_that_it_began_with(run, old_run):
+    result = run(*ARGUMENTS, f"--workdir={old_run}")
+    assert result.returncode == 0, result.stderr
+    assert "config.data.crop is 'random_resized'" in result.stdout
+    model = vit_jax.load_model(old_run, say=str)
+    wanted = np.load(GOLDEN / "step_8.npz")
+    found = {"/".join(path): np.asarray(x[...]) for path, x in nnx.to_flat_state(nnx.state(model))}
+    assert found.keys() == set(wanted)
+    for path, values in found.items():
+        np.testing.assert_allclose(values, wanted[path], atol=1e-6, err_msg=path)
+
+
+def test_checkpoint_of_an_old_run_loads_and_starts_a_new_run(run, old_run, tmp_path):
+    assert sum(x.size for x in jax.tree.leaves(parameters(old_run))) > 1000
+    new = ARGUMENTS, f"--workdir={tmp_path / 'new'}", f"--config.finetune.checkpoint={old_run}"
+    assert run(*new[0], *new[1:], "--config.steps=4").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (
+            dict(source="folder", path="/none", train_split="train[:90%]"),
+            "config.data.train_split is 'train[:90%]'",
+        ),
+        (dict(source="folder", path="/none", test_split="all"), "config.data.test_split is 'all'"),
+        (dict(source="array_record", path="/none", test_split="x[5:]"), "config.data.test_split is 'x[5:]'"),
+        (
+            dict(source="mixture", parts=["folder:/none"], train_split="train[5:]"),
+            "config.data.train_split is 'train[5:]'",
+        ),
+    ],
+)
+def test_run_whose_slices_held_other_images_is_refused(run, old_run, data, named):
+    rewrite(old_run / "config.json", data=data)
+    before = {path: path.read_bytes() for path in old_run.rglob("*") if path.is_file()}
+    given = [f"--config.data.{key}={value}" for key, value in data.items() if key != "parts"]
+    assert named in fails(run, *ARGUMENTS, *given, f"--workdir={old_run}")
+    assert before == {path: path.read_bytes() for path in old_run.rglob("*") if path.is_file()}
+
+
+def test_run_of_a_later_format_is_refused(run, old_run):
+    manifest = json.loads((old_run / "manifest.json").read_text())
+    (old_run / "manifest.json").write_text(json.dumps(manifest | {"format": 1000}))
+    assert "is of format 1000" in fails(run, *ARGUMENTS, f"--workdir={old_run}")
+
+
+def test_new_run_goes_on_without_a_note(run, finished):
+    assert json.loads((finished / "manifest.json").read_text())["format"] == 2
+    result = run(*SMALL, f"--workdir={finished}")
+    assert result.returncode == 0 and "goes on as it began" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "damage", [b"", b'{"seed": 1', b"[1, 2]", b"\xff\xfe\x00", b'{"batch_size": "many", "model": 3}']
+)
+def test_damaged_file_of_a_run_is_named_and_the_run_is_left_alone(old_run, name, damage):
+    (old_run / name).write_bytes(damage)
+    with pytest.raises(vit_jax.UserError, match=f"{name} is damaged.*put back a copy of it"):
+        vit_jax.load_model(old_run)
+    assert (old_run / name).read_bytes() == damage and (old_run / "checkpoints" / "4").is_dir()
