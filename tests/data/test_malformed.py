@@ -31,17 +31,25 @@ def no_hang():
     faulthandler.cancel_dump_traceback_later()
 
 
-def all_of_it(image: bytes, mode: str, interpolation: str) -> np.ndarray:
+def all_of_it(image: bytes, mode: str, interpolation: str = "bilinear") -> np.ndarray:
     return TrainCrop(SIZE, "none", mode=mode, interpolation=interpolation)(image, np.random.default_rng(0))
 
 
-def centre(image: bytes, mode: str, interpolation: str) -> np.ndarray:
+def centre(image: bytes, mode: str, interpolation: str = "bilinear") -> np.ndarray:
     return TestCrop(SIZE, "short_side", RESIZE, mode=mode, interpolation=interpolation)(image)
 
 
-def reference(crop, pixels: np.ndarray) -> np.ndarray:
-    """By Pillow."""
+def reference(crop, pixels: np.ndarray, interpolation: str) -> np.ndarray:
+    """By Pillow: bicubically as it is, else near enough for a smooth picture."""
     height, width = pixels.shape[:2]
+    if interpolation == "bicubic":
+        short = min(height, width)
+        rows, columns = (
+            (RESIZE * height // short, RESIZE * width // short) if crop is centre else (SIZE, SIZE)
+        )
+        resized = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BICUBIC)
+        left, top = round((columns - SIZE) / 2), round((rows - SIZE) / 2)
+        return np.asarray(resized.crop((left, top, left + SIZE, top + SIZE)))
     if crop is centre:
         side = max(1, round(min(height, width) * SIZE / RESIZE))
         left, top = round((width - side) / 2), round((height - side) / 2)
@@ -52,10 +60,10 @@ def reference(crop, pixels: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
 def test_crop_is_right_or_the_image_unreadable(case, mode):
-    for crop, interpolation in itertools.product((all_of_it, centre), ("bilinear", "bicubic", "area")):
+    for crop, interpolation in itertools.product((all_of_it, centre), ("bilinear", "bicubic")):
         how = mode, interpolation
         if isinstance(case.expected, np.ndarray):
-            off = np.abs(crop(case.data, *how) - reference(crop, case.expected).astype(int))
+            off = np.abs(crop(case.data, *how) - reference(crop, case.expected, interpolation).astype(int))
             assert off.mean() < LIMIT, (crop.__name__, interpolation)
         elif case.expected == UNREADABLE:
             with pytest.raises(Unreadable):
