@@ -288,8 +288,8 @@ VALUES = {
     "optimizer.average_from": Value(
         "zero", one_of("zero", "weights"), "Corrected for its start, or started at the first parameters."
     ),
-    # Of `python -m vit_jax.sweep`, whose runs do not see them: rates are compared on training images that were
-    # held out.
+    # Of `python -m vit_jax.sweep`, whose runs do not see them: rates are compared on training images that
+    # were held out.
     "sweep.rates": Value(
         (1e-3, 3e-3, 1e-2, 3e-2),
         several(number(above=0), different=True),

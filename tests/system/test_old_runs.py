@@ -42,7 +42,7 @@ def rewrite(file: Path, **values) -> None:
 
 
 def test_run_goes_on_with_the_crops_that_it_began_with(run, old_run):
-    result = run(*ARGUMENTS, f"--workdir={old_run}")
+    result = run(*ARGUMENTS, "--config.data.crop=inception", f"--workdir={old_run}")  # What its config said.
     assert result.returncode == 0, result.stderr
     assert "config.data.crop is 'random_resized'" in result.stdout
     model = vit_jax.load_model(old_run, say=str)
