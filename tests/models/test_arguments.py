@@ -25,6 +25,14 @@ def test_every_argument_has_a_rule():
 
 
 HOSTILE = (-1, float("nan"), float("inf"), 10**30, "x", b"x", [], (), {}, (0, 0), (32,), object())
+# Of these, what an argument may be: finite numbers, one for all channels, units of a stage, a root alone.
+FINE = {
+    "head_bias": (-1, 10**30),
+    "layer_scale": (-1, 10**30),
+    "mean": (-1, 10**30, (32,)),
+    "deviation": (10**30, (32,)),
+    "resnet_blocks": ((32,), (), []),
+}
 
 
 @pytest.mark.parametrize(
@@ -32,10 +40,8 @@ HOSTILE = (-1, float("nan"), float("inf"), 10**30, "x", b"x", [], (), {}, (0, 0)
 )
 def test_hostile_value_is_one_line(name, argument):
     for value in HOSTILE:
-        if argument in ("head_bias", "layer_scale") and value in (-1, 10**30):
-            continue  # They may be any finite number.
-        if argument == "resnet_blocks" and (value == (32,) or (value in ((), []) and "ViT" in name)):
-            continue  # The second is a hybrid's with the root of a ResNet alone.
+        if value in FINE.get(argument, ()):
+            continue
         with pytest.raises(UserError) as caught:
             abstract(model_factory(name, **(SMALL[name] | {argument: value})))
         assert argument in str(caught.value) and "\n" not in str(caught.value)
@@ -44,6 +50,7 @@ def test_hostile_value_is_one_line(name, argument):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        (dict(resnet_blocks=()), "the hybrid's stride 64 does not divide"),
         (dict(depth=0), "depth is 0 and must be a whole number from 1"),
         (dict(image_size=0), "image_size is 0 and must be pixels above 0"),
         (dict(heads=0), "heads is 0 and must be a whole number from 1"),
@@ -62,3 +69,8 @@ def test_argument_out_of_its_bounds_is_named(changes, words):
 def test_numbers_of_numpy_are_numbers():
     model = vit_jax.create_model("ViT-Ti/16", **(SMALL["ViT-Ti/16"] | dict(num_classes=np.int64(4))))
     assert model.num_classes == 4
+
+
+def test_bit_without_stages_is_refused():
+    with pytest.raises(UserError, match=r"resnet_blocks is \(\) and must have a stage"):
+        vit_jax.create_model("BiT-R50x1", **(SMALL["BiT-R50x1"] | dict(resnet_blocks=())))
