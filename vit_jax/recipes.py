@@ -104,7 +104,8 @@ def plain_vit(epochs: int) -> ConfigDict:
     config.steps = round(epochs * _IMAGENET_99 / config.batch_size)
     config.model.update(dict(pooling="gap", position="sincos2d", dtype="float32"))
     config.data.path = "imagenet2012"
-    config.data.train_split, config.data.test_split = "train[:99%]", "validation"
+    config.data.train_split, config.data.dev_split = "train[:99%]", "train[99%:]"
+    config.data.test_split = "validation"
     config.augment.update(dict(randaugment=(2, 10.0), mixup=0.2))
     config.loss.name = "softmax"
     config.optimizer.update(dict(learning_rate=1e-3, weight_decay=1e-4 / 1e-3, moment_dtype="bfloat16"))

@@ -499,6 +499,17 @@ def test_two_classes_may_be_links_to_one_folder(folder, tmp_path_factory):
     )
 
 
+def test_class_that_is_a_link_to_nothing_is_named(folder):
+    (folder / "train" / "owl").symlink_to("nowhere")
+    with pytest.raises(UserError, match="train/owl is a link to nothing"):
+        open_source("folder", "train", path=str(folder))
+
+
+def test_folder_of_splits_is_no_folder_of_classes(folder):
+    with pytest.raises(UserError, match="has splits, not classes: test, train"):
+        open_source("folder", "all[:90%]", path=str(folder))
+
+
 def test_folder_that_links_lead_to_is_named_by_its_own_path(tmp_path):
     (tmp_path / "train" / "a" / "z").mkdir(parents=True)
     (tmp_path / "train" / "a" / "z" / "1.jpg").touch()

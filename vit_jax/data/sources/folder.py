@@ -14,6 +14,7 @@ from vit_jax.data.sources.slices import stratified
 from vit_jax.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+SPLITS = {"train", "val", "valid", "validation", "dev", "test"}  # What a folder of splits has.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,11 @@ class Folder(Source):
         if labels and (unknown := sorted(folders - set(classes))):
             raise UserError(f"{where} has classes that training lacks: {', '.join(unknown[:20])}")
         number = {name: label for label, name in enumerate(classes)}
-        images = [file for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
+        if split == "all" and labels and "train" in folders and folders <= SPLITS:
+            raise UserError(
+                f"{where} has splits, not classes: {', '.join(sorted(folders))}; name one of them"
+            )
+        images = [file for file in files if _is_image(file)]
         if labels:
             found = [(number[file.split("/")[0]], file) for file in images if "/" in file]
         else:
@@ -156,6 +161,10 @@ def _entries(folder: str) -> list[os.DirEntry]:
         raise UserError(f"cannot list {folder}: {error.strerror}") from error
 
 
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
 def _is_folder(entry: os.DirEntry) -> bool:
     try:
         return entry.is_dir()
@@ -178,7 +187,11 @@ def _list(where: str) -> tuple[list[str], set[str]]:
             return [], set()
         start = len(os.path.join(where, ""))
         folders = folders_in(where)
-        files = [entry.path[start:] for entry in _entries(where) if not _is_folder(entry)]
+        others = [entry for entry in _entries(where) if not _is_folder(entry)]
+        for entry in others:  # It could have been a class.
+            if not (entry.name.startswith(".") or _is_image(entry.name) or os.path.exists(entry.path)):
+                raise UserError(f"{entry.path} is a link to nothing: mend it, or take it away")
+        files = [entry.path[start:] for entry in others]
         for folder in folders:  # Each by itself: two classes may be links to one folder.
             files += [file[start:] for file in walk(folder, where)]
         return files, {folder[start:] for folder in folders}
