@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
 
     described = opened().describe()
     print(described)
-    results = Results(Path(OUT.value), CHECKPOINT.value, described.split(": ")[0])
+    results = Results(Path(OUT.value), checkpoint_name(), described.split(": ")[0])
     run = {
         "imagenet": lambda: imagenet(results),
         "vtab": lambda: vtab(results),
@@ -106,6 +106,14 @@ def main(arguments: list[str]) -> None:
     if draw(results.folder / "results.png", results.rows, EXPECTED):
         files.append("results.png")
     print(f"\n{text}\n{results.folder}: {', '.join(files)}")
+
+
+def checkpoint_name() -> str:
+    """The checkpoint as results are kept by it: a relative path means another one in another folder."""
+    from vit_jax.training.workdir import absolute
+
+    hub = CHECKPOINT.value.startswith("hf://")
+    return CHECKPOINT.value if hub else str(absolute(CHECKPOINT.value))
 
 
 def attempt(results: Results, suite: str, names: list[str], figures: Callable[[], list[Row]]) -> None:

@@ -27,3 +27,13 @@ def test_a_step_on_the_cpu_finds_the_memory_of_the_one_before():
     result = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True)
     first, *_, last = map(int, result.stdout.split())
     assert first > 2**15 > 2**11 > last
+
+
+def test_memory_is_no_more_than_what_this_process_may_have():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
+        "from vit_jax.parallel.host import host_memory\n"
+        "limit, free = host_memory(); print(0 < free <= limit <= 2**33)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout == "True\n", out.stderr

@@ -68,6 +68,16 @@ def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tm
     )
 
 
+def test_want_of_memory_in_any_command_is_one_line():
+    code = "import jax; from vit_jax import command; command.run(lambda _: jax.numpy.zeros((10**6, 10**6)))"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    assert line.startswith(
+        "error: out of memory: 3,725.3 GiB were asked for; a smaller batch needs less (--bat"
+    )
+
+
 def test_missing_config_file_is_named(run, tmp_path):
     assert "configs/nope.py" in fails(run, "--config=configs/nope.py", f"--workdir={tmp_path / 'run'}")
 

@@ -90,7 +90,7 @@ def test_fine_tuning_that_was_stopped_ends_with_the_same_bits(tuned, run, finish
     ("flags", "words"),
     [
         (["--config.model.name=ViT-B/16"], "config.model.name means ViT-B/16, but .* is ViT-16x1"),
-        (["--config.finetune.checkpoint=nowhere"], "there is no nowhere"),
+        (["--config.finetune.checkpoint=nowhere"], "there is no .*/nowhere"),
         (["--config.data.train_split=train[:0%]"], r"the split 'train\[:0%\]' of 1437 images is empty"),
         (["--config.model.dim=32"], "but the model asked for has"),
     ],
