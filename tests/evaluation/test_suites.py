@@ -10,11 +10,13 @@ from PIL import Image
 
 from tests.data.prepared import png, prepare
 from tests.evaluation.test_imagenet import SYNSETS, write_map
-from tests.interop.helpers import logits_of, random_model, write
+from tests.interop.helpers import described, logits_of, random_model, write
 from vit_jax import evaluate
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.evaluation.imagenet import IMAGENET_V2
+from vit_jax.interop.checkpoint import params_of, save
+from vit_jax.interop.preprocessing import Preprocessing
 
 TINY = dict(image_size=16, patch_size=4, dim=16, depth=1, hidden=32, heads=2)
 SIZES = {"val": 12, "v2": 4, "objectnet": 114}
@@ -109,6 +111,28 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     assert command(*common) == rows
     with pytest.raises(UserError, match="test_resize: None -> 20.*another --out"):
         command(*common, "--test_resize=20")
+
+
+def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(command, tmp_path):
+    arguments = TINY | dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+    model = random_model("ViT-B/16", **arguments)
+    seen = Preprocessing("short_side", 0.8, "bicubic")
+    place = tmp_path / "model"
+    save(place, "timm", *described("ViT-B/16", **arguments), params_of(model).get, seen)
+    images = [pixels("val", n) for n in range(SIZES["val"])]
+    ways = [TestCrop(16, "short_side", 20, "fast", "bicubic"), TestCrop(16, "square", 16)]
+    by_crop, by_squeezing = (
+        logits_of(model, np.stack([crop(image) for image in images])).argmax(1) for crop in ways
+    )
+    assert not np.array_equal(by_crop, by_squeezing)
+    for synset in SYNSETS:
+        (tmp_path / "val" / synset).mkdir(parents=True)
+    for i, (image, label) in enumerate(zip(images, by_crop, strict=True)):
+        path = tmp_path / "val" / SYNSETS[label] / f"ILSVRC2012_val_{i + 1:08}.JPEG"
+        Image.fromarray(image).save(path, "PNG")
+    rows = command(f"--checkpoint={place}", "--suite=imagenet", f"--imagenet={tmp_path / 'val'}")
+    assert rows["ImageNet"]["accuracy"] == 1
+    assert rows["ImageNet"]["note"] == "the short side to 20, the centre 16x16, bicubic"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 GOLDEN = Path(__file__).parent / "golden" / "transformers_vit"
+PREPROCESSOR = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+CONTENTS = {file.name: file.read_bytes() for file in GOLDEN.iterdir()}
+CONTENTS["preprocessor_config.json"] = json.dumps(PREPROCESSOR).encode()
 COMMIT = "0" * 40
 
 
@@ -25,18 +28,17 @@ class Hub(http.server.BaseHTTPRequestHandler):
         self.answer(body=True)
 
     def answer(self, body: bool):
-        files = [file.name for file in GOLDEN.iterdir()]
         if self.path.startswith("/api/models/someone/vit/tree/"):
             listing = [
-                dict(type="file", path=name, size=(GOLDEN / name).stat().st_size, oid=COMMIT)
-                for name in files
+                dict(type="file", path=name, size=len(content), oid=COMMIT)
+                for name, content in CONTENTS.items()
             ]
             content, name = json.dumps(listing).encode(), "listing"
         elif self.path.startswith("/api/models/someone/vit/"):
-            listing = dict(id="someone/vit", sha=COMMIT, siblings=[dict(rfilename=name) for name in files])
+            listing = dict(id="someone/vit", sha=COMMIT, siblings=[dict(rfilename=name) for name in CONTENTS])
             content, name = json.dumps(listing).encode(), "listing"
-        elif self.path.startswith("/someone/vit/resolve/") and (name := self.path.split("/")[-1]) in files:
-            content = (GOLDEN / name).read_bytes()
+        elif self.path.startswith("/someone/vit/resolve/") and (name := self.path.split("/")[-1]) in CONTENTS:
+            content = CONTENTS[name]
         else:
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound")
@@ -84,6 +86,7 @@ def test_a_model_of_the_hub_is_fetched_and_converted(environment, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "of Transformers" in done.stdout and (tmp_path / "out.npz").exists()
+    assert "there is no preprocessor_config.json" not in done.stdout
 
 
 def test_a_model_that_is_not_on_the_hub_is_named(environment, tmp_path):

@@ -1,11 +1,20 @@
 """`python -m vit_jax.convert`, as a user starts it, from a run to other libraries and back."""
 
+import dataclasses
+import json
+import shutil
+
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 import vit_jax
+from tests.interop.conftest import torch, transformers  # noqa: F401
+from vit_jax.data.sources.memory import digits
+from vit_jax.load import build_model
+from vit_jax.training.workdir import checkpoint_crop, open_any
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +50,39 @@ def test_what_mapped_was_resized_new_and_dropped_is_printed(finished, convert, t
     assert any("blocks/*/attention/qkv/kernel: - -> vit.encoder.layer.*" in line for line in lines)
     assert "resized: position_embedding/table 4x4 -> 6x8" in lines
     assert any(line.startswith("new: head/bias [10] -> [3], zero") for line in lines)
+
+
+def test_transformers_own_pipeline_answers_with_the_runs_class_names(finished, convert, request, tmp_path):
+    transformers = request.getfixturevalue("transformers")
+    manifest = tmp_path / "run" / "manifest.json"
+    shutil.copytree(finished, tmp_path / "run")
+    said = json.loads(manifest.read_text())
+    names = [f"digit {name}" for name in said["class_names"]]
+    manifest.write_text(json.dumps(said | dict(class_names=names)))
+    done = convert(tmp_path / "run", tmp_path / "folder", "--to=transformers")
+    assert done.returncode == 0, done.stderr
+    image = digits("test")[3].image
+    image = Image.fromarray(image.repeat(2, axis=0).repeat(2, axis=1))  # Half the pixels are averaged again.
+    answer = transformers.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(image)
+    assert sorted(one["label"] for one in answer) == sorted(names)
+    checkpoint = open_any(tmp_path / "run")
+    crop = dataclasses.replace(checkpoint_crop(checkpoint, 16), interpolation="bilinear_antialias")
+    model = build_model(checkpoint, say=str)
+    chances = np.asarray(jax.nn.softmax(model(crop(np.asarray(image))[None])))[0]
+    wanted = dict(zip(names, chances, strict=True))
+    for one in answer:
+        assert one["score"] == pytest.approx(wanted[one["label"]], abs=1e-3)
+    assert answer[0]["label"] == names[chances.argmax()]
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_class_names_go_to_other_libraries_and_come_back(library, finished, convert, tmp_path):
+    done = convert(finished, tmp_path / "folder", f"--to={library}")
+    assert done.returncode == 0, done.stderr
+    assert "note: not written: interpolation 'bilinear': there bilinear, smoothed" in done.stdout
+    assert open_any(tmp_path / "folder").class_names == tuple("0123456789")
+    done = convert(tmp_path / "folder", tmp_path / "fewer", f"--to={library}", "--num_classes=3")
+    assert open_any(tmp_path / "fewer").class_names in ((), ("LABEL_0", "LABEL_1", "LABEL_2"))
 
 
 @pytest.mark.parametrize(

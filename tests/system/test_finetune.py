@@ -1,5 +1,6 @@
 """From a checkpoint to a fine-tuned model, and the sweep over learning rates."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,6 +9,9 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from vit_jax.config import from_json
+from vit_jax.training.evaluator import test_crop as evaluation_crop
+from vit_jax.training.workdir import checkpoint_crop, open_any
 
 # From the checkpoint of `finished`, at twice its resolution.
 FINETUNE = (
@@ -52,6 +56,16 @@ def test_run_starts_from_the_checkpoint_with_a_new_head_and_resized_positions(tu
     np.testing.assert_array_equal(new["blocks/00/mlp/fc1/kernel"], old["blocks/00/mlp/fc1/kernel"])
     assert not np.array_equal(new["blocks/00/attention/qkv/kernel"], old["blocks/00/attention/qkv/kernel"])
     assert not np.array_equal(new["head/kernel"], old["head/kernel"])
+
+
+def test_a_run_is_shown_to_others_as_it_evaluates_itself(tuned, finished):
+    for workdir, kind in ((tuned[0], "square"), (finished, "short_side")):
+        config = from_json((workdir / "config.json").read_text())
+        size = config.data.image_size
+        crop = checkpoint_crop(open_any(workdir), size)
+        assert crop == dataclasses.replace(evaluation_crop(config), size=(size, size))
+        assert crop.kind == kind
+    assert json.loads((tuned[0] / "manifest.json").read_text())["interpolation"] == crop.interpolation
 
 
 def test_model_that_is_loaded_is_the_one_that_was_evaluated(tuned):

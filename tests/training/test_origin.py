@@ -1,0 +1,63 @@
+"""What a run takes from the checkpoint that it starts from, beside parameters."""
+
+import pytest
+
+from tests.interop.helpers import described, random_model
+from vit_jax.config import base_config, check
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import params_of, save
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.training.evaluator import test_crop as evaluation_crop
+from vit_jax.training.loop import train_crop, with_interpolation
+from vit_jax.training.origin import find_origin
+
+IMAGENET = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+TINY = dict(image_size=32, patch_size=8, dim=24, depth=1, hidden=48, heads=2, num_classes=3) | IMAGENET
+
+
+def config(checkpoint=None, **changes):
+    made = base_config()
+    made.steps, made.finetune.checkpoint = 1, checkpoint and str(checkpoint)
+    made.model.name = "" if checkpoint else "ViT-mu/16"
+    made.data.update(dict(image_size=32, test_resize=32))
+    made.update_from_flattened_dict(changes)
+    check(made)
+    return made
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder of timm's with ImageNet's mean and deviation, bicubic."""
+    place = tmp_path / "model"
+    seen = Preprocessing("short_side", 0.9, "bicubic")
+    save(place, "timm", *described("ViT-B/16", **TINY), params_of(random_model("ViT-B/16", **TINY)).get, seen)
+    return place
+
+
+def test_a_run_normalises_and_resizes_as_its_checkpoint_does(checkpoint):
+    made = config(checkpoint)
+    origin = find_origin(made, 5)
+    assert {name: origin.arguments[name] for name in IMAGENET} == IMAGENET
+    made = with_interpolation(made, origin.interpolation)
+    assert train_crop(made).interpolation == evaluation_crop(made).interpolation == "bicubic"
+
+
+def test_what_the_config_says_comes_first(checkpoint):
+    changes = {"model.mean": (0.5,), "model.deviation": (0.25, 0.25, 0.5), "data.interpolation": "area"}
+    origin = find_origin(config(checkpoint, **changes), 5)
+    found = (origin.arguments["mean"], origin.arguments["deviation"], origin.interpolation)
+    assert found == (0.5, (0.25, 0.25, 0.5), "area")
+
+
+def test_without_a_checkpoint_pixels_are_in_minus_one_to_one_and_resized_bilinearly():
+    origin = find_origin(config(), 5)
+    found = (origin.arguments["mean"], origin.arguments["deviation"], origin.interpolation)
+    assert found == (0.5, 0.5, "bilinear")
+
+
+def test_an_interpolation_that_is_not_done_here_must_be_named_anew(checkpoint):
+    file = checkpoint / "config.json"
+    file.write_text(file.read_text().replace('"bicubic"', '"nearest"'))
+    with pytest.raises(UserError, match="interpolation=nearest, which .*give config.data.interpolation"):
+        find_origin(config(checkpoint), 5)
+    assert find_origin(config(checkpoint, **{"data.interpolation": "bicubic"}), 5).interpolation == "bicubic"
