@@ -53,7 +53,7 @@ def test_what_mapped_was_resized_new_and_dropped_is_printed(finished, convert, t
 
 
 def test_transformers_own_pipeline_answers_with_the_runs_class_names(finished, convert, request, tmp_path):
-    transformers = request.getfixturevalue("transformers")
+    library = request.getfixturevalue("transformers")
     manifest = tmp_path / "run" / "manifest.json"
     shutil.copytree(finished, tmp_path / "run")
     said = json.loads(manifest.read_text())
@@ -63,7 +63,7 @@ def test_transformers_own_pipeline_answers_with_the_runs_class_names(finished, c
     assert done.returncode == 0, done.stderr
     image = digits("test")[3].image
     image = Image.fromarray(image.repeat(2, axis=0).repeat(2, axis=1))  # Half the pixels are averaged again.
-    answer = transformers.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(image)
+    answer = library.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(image)
     assert sorted(one["label"] for one in answer) == sorted(names)
     checkpoint = open_any(tmp_path / "run")
     crop = dataclasses.replace(checkpoint_crop(checkpoint, 16), interpolation="bilinear_antialias")
