@@ -122,6 +122,8 @@ def test_mae_config_holds_the_published_values(model):
     assert (config.model.position, config.data.crop_area) == ("sincos2d_mae", (0.2, 1.0))
     # timm's add_weight_decay spares what has one axis.
     assert (config.model.initialization, optimizer.decay) == ("mae", "matrices")
+    assert config.model.mean == (0.485, 0.456, 0.406) and config.model.deviation == (0.229, 0.224, 0.225)
+    assert load("mae_finetune").model.mean is None  # The checkpoint's.
     assert config.augment.level == "none" and config.augment.policy is None and config.data.flip
     assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
 

@@ -225,6 +225,8 @@ def mae(model: str) -> ConfigDict:
     config.epochs = 800.0
     config.objective.name = "mae"
     config.model.initialization, config.optimizer.decay = "mae", "matrices"
+    # ImageNet's, as they normalise; fine-tuning takes them from its checkpoint.
+    config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.crop_area = (0.2, 1.0)
     config.batch_size = 4096
     config.optimizer.learning_rate = 1.5e-4 * config.batch_size / 256
