@@ -19,6 +19,7 @@ MODELS = {
         "ViT-S/16",
         SMALL | dict(pooling="gap", gelu="erf", layer_scale=1.0, qk_norm=True, position="sincos2d"),
     ),
+    "other means": ("ViT-S/16", SMALL | dict(mean=(0.49, 0.46, 0.41), deviation=(0.23, 0.22, 0.225))),
     "map pooling": ("ViT-S/16", SMALL | dict(pooling="map", position="2d")),
     "axial": ("Axial-ViT-B/16", SMALL | dict(image_size=(32, 48))),
     "relative": ("ViT-S/16", SMALL | dict(position="relative", registers=2, mlp="swiglu")),

@@ -160,9 +160,10 @@ def _sides(size: Any, said: dict) -> dict[str, int]:
         size = {"height": size[0], "width": size[1]}
     if size is None:
         return {}
-    if not isinstance(size, dict) or not all(isinstance(x, int) and x > 0 for x in size.values()):
+    found = {key: x for key, x in size.items() if x is not None} if isinstance(size, dict) else {"": size}
+    if not all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in found.values()):
         raise UserError(f"a size of preprocessor_config.json is {size!r} and must be numbers of pixels")
-    return size
+    return found
 
 
 def _share(value: Any) -> float:
