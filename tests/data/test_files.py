@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.data.test_sources import no_regular_files
 from vit_jax.data.files import ImageFiles, find_images, read_images
+from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
 
 
@@ -22,7 +23,7 @@ def photos(tmp_path):
 def test_what_is_no_regular_file_is_named_and_never_waited_for(photos, capsys):
     bad = no_regular_files(photos / "more")
     source = ImageFiles(find_images([str(photos)]))
-    names, images = read_images(source, (8, 8), 16)
+    names, images = read_images(source, TestCrop(8, resize=8), 16)
     assert names == ["c.png", "a.jpg", "b.png"] and len(images) == 3
     said = capsys.readouterr().out.splitlines()
     assert sorted(said) == sorted(f"unreadable image skipped: {path}" for path in bad)
@@ -57,6 +58,6 @@ def test_some_images_of_a_folder_of_classes_are_of_several(tmp_path):
             file = tmp_path / "test" / name / f"{name}{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(file)
-    names, images = read_images(open_source("folder", "test", path=str(tmp_path)), (4, 4), 4)
+    names, images = read_images(open_source("folder", "test", path=str(tmp_path)), TestCrop(4, resize=4), 4)
     assert sorted(name[0] for name in names) == list("abcd")
     assert sorted(images[:, 0, 0, 0].tolist()) == [0, 1, 2, 3]

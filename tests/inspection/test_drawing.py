@@ -64,7 +64,7 @@ def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, caps
 def test_transparent_picture_is_seen_on_white(tmp_path):
     Image.new("RGBA", (30, 30), (90, 10, 10, 0)).save(tmp_path / "clear.png")
     files = ImageFiles(find_images([str(tmp_path / "clear.png")]))
-    assert read_images(files, (8, 8), 1)[1].min() == 255
+    assert read_images(files, TestCrop(8, resize=8), 1)[1].min() == 255
 
 
 def test_no_more_images_are_read_than_asked_for(files, capsys):

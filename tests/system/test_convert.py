@@ -11,7 +11,6 @@ from flax import nnx
 from PIL import Image
 
 import vit_jax
-from tests.interop.conftest import torch, transformers  # noqa: F401
 from vit_jax.data.sources.memory import digits
 from vit_jax.load import build_model
 from vit_jax.training.workdir import checkpoint_crop, open_any
@@ -52,8 +51,9 @@ def test_what_mapped_was_resized_new_and_dropped_is_printed(finished, convert, t
     assert any(line.startswith("new: head/bias [10] -> [3], zero") for line in lines)
 
 
-def test_transformers_own_pipeline_answers_with_the_runs_class_names(finished, convert, request, tmp_path):
-    library = request.getfixturevalue("transformers")
+def test_transformers_own_pipeline_answers_with_the_runs_class_names(
+    finished, convert, transformers, tmp_path
+):
     manifest = tmp_path / "run" / "manifest.json"
     shutil.copytree(finished, tmp_path / "run")
     said = json.loads(manifest.read_text())
@@ -63,7 +63,7 @@ def test_transformers_own_pipeline_answers_with_the_runs_class_names(finished, c
     assert done.returncode == 0, done.stderr
     image = digits("test")[3].image
     image = Image.fromarray(image.repeat(2, axis=0).repeat(2, axis=1))  # Half the pixels are averaged again.
-    answer = library.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(image)
+    answer = transformers.pipeline("image-classification", str(tmp_path / "folder"), top_k=10)(image)
     assert sorted(one["label"] for one in answer) == sorted(names)
     checkpoint = open_any(tmp_path / "run")
     crop = dataclasses.replace(checkpoint_crop(checkpoint, 16), interpolation="bilinear_antialias")
