@@ -1,7 +1,8 @@
 """A model as one file for who serves it: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx
 
 CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`, any number
-at once, float32 in [-1, 1] or with --uint8 as they are, and gives logits `[batch, classes]`, float32. It
+at once, float32 in [-1, 1] or with --uint8 as they are, normalises them by the model's mean and deviation,
+and gives logits `[batch, classes]`, float32. It
 computes in float32, whatever the model was trained in, or as --dtype says. What was written is run at two
 batch sizes, on the CPU, and compared with the model in float32.
 
@@ -54,16 +55,17 @@ def main(arguments: list[str]) -> None:
 
     import jax
 
-    import vit_jax
+    from vit_jax.load import build_model
+    from vit_jax.training.workdir import open_any
 
     jax.config.update("jax_platforms", "cpu")  # What is written does not depend on the machine.
     changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
     if IMAGE_SIZE.value:
         changes["image_size"] = command.parse_image_size(IMAGE_SIZE.value)
-    model = as_served(vit_jax.load_model(source, dtype=DTYPE.value, **changes))
-    exact = (
-        model if DTYPE.value == "float32" else vit_jax.load_model(source, say=str, dtype="float32", **changes)
-    )
+    checkpoint = open_any(source, changes.get("image_size"))
+    exact = model = as_served(build_model(checkpoint, dtype=DTYPE.value, **changes))
+    if DTYPE.value != "float32":
+        exact = build_model(checkpoint, say=str, dtype="float32", **changes)
     images = (*model.image_size, model.channels)
     dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
     temporary = file.with_name(f".{file.name}.tmp")
@@ -84,6 +86,18 @@ def main(arguments: list[str]) -> None:
         f"{DTYPE.value}; differs from the model in float32 by {worst:.1e} of the largest logit, at batches "
         f"of {' and '.join(map(str, BATCHES))}"
     )
+    print(f"it wants of each image: {wanted(checkpoint, model.image_size)}")
+
+
+def wanted(checkpoint, size: tuple[int, int]) -> str:
+    """What who serves the program must do to an image first, in words."""
+    from vit_jax.training.workdir import checkpoint_crop
+
+    try:
+        crop = checkpoint_crop(checkpoint, size)
+    except UserError as error:  # It can be done elsewhere.
+        return str(error)
+    return f"{crop}" + ("" if checkpoint.preprocessing else " (assumed: the checkpoint does not say)")
 
 
 def as_served(model):

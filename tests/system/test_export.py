@@ -10,6 +10,8 @@ import pytest
 
 import vit_jax
 from tests.system.conftest import ROOT, SMALL
+from vit_jax import export as export_module
+from vit_jax.interop import onnx as interop_onnx
 
 # With no other library than JAX: what a server has.
 SERVE = """
@@ -54,6 +56,7 @@ def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path)
     result = export(run, finished, tmp_path / "m.onnx", "--uint8")
     assert result.returncode == 0, result.stderr
     model = vit_jax.load_model(finished, say=str)
+    assert "it wants of each image: the short side to 16, the centre 16x16, bilinear\n" in result.stdout
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     for batch in (2, 5):
         images = np.random.default_rng(batch).integers(256, size=(batch, 16, 16, 3), dtype=np.uint8)
@@ -123,6 +126,21 @@ def test_load_model_says_that_a_model_computes_in_bfloat16(half):
     vit_jax.load_model(half, say=said.append, dtype="float32")
     assert [line.endswith("computes in bfloat16") for line in said] == [True, True, False]
     assert said[2] == "computes in float32 here"
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_program_normalises_by_the_models_own_mean_and_deviation(run, tmp_path, dtype):
+    statistics = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
+    values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=0)
+    model = vit_jax.create_model("ViT-Ti/16", **values, **statistics)
+    file, arguments = tmp_path / "m.onnx", export_module.any_batch((16, 16, 3), np.dtype(dtype))
+    written = interop_onnx.convert(export_module.function_of(model), arguments, ("images", "logits"), 2**30)
+    file.write_bytes(written.SerializeToString())
+    images = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3), dtype=np.uint8)
+    normal = (images / 255 - statistics["mean"]) / statistics["deviation"]
+    plain = vit_jax.create_model("ViT-Ti/16", **values)
+    pixels = images if dtype == np.uint8 else (images / 127.5 - 1).astype(dtype)
+    np.testing.assert_allclose(served(file, pixels), plain(normal.astype(np.float32)), atol=1e-4)
 
 
 def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
