@@ -10,6 +10,8 @@ from jax.extend.random import threefry2x32_p
 def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
     """Zeros in place of a share of the values, the others enlarged; without `rngs` the values themselves.
 
+    They keep their type. The factor is float32: 0.9 in bfloat16 is 0.8984, which enlarges by 0.2 % too much.
+
     Args:
       rate: the share, from 0 to below 1; what falls is that to the nearest 1 / 65,536.
       shape: of as many axes as `x`, at least two; the values along an axis of 1 fall together.
@@ -21,7 +23,7 @@ def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...
     kept = jnp.concatenate([numbers >= dropped for numbers in draw16(rngs.dropout(), shape)], axis=-2)
     # Without the barrier each use of the mask draws anew, which costs more than the layer's products.
     kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
-    return jnp.where(kept, x / (1 - rate), 0)
+    return jnp.where(kept, (x / jnp.float32(1 - rate)).astype(x.dtype), 0)
 
 
 def draw16(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:

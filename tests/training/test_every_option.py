@@ -1,0 +1,117 @@
+"""Every option of a model and of training: with each type of number, scanned or not, recomputed or not."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.config import base_config
+from vit_jax.models import abstract, model_factory
+from vit_jax.models.layers import REMAT, placing
+from vit_jax.models.vit import CHOICES
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.training.program import abstract_batch, make_program
+
+TINY = dict(dim=16, depth=2, hidden=32, heads=2)
+RANDOM = dict(dropout=0.1, stochastic_depth=0.2)
+
+# So few models that each option that a ViT has is in one of them.
+MODELS = {
+    "class token": dict(
+        distillation="token", registers=2, layer_scale=0.1, qk_norm=True, rope=True, pre_logits=True
+    ),
+    "two heads": dict(distillation="heads", mlp="swiglu", position="2d", position_at="every"),
+    "average": dict(pooling="gap", gelu="erf", position="1d", position_at="shared"),
+    "attention pooling": dict(pooling="map", position="relative"),
+    "axial": dict(pooling="gap", attention="axial", position="sincos2d"),
+    "no positions": dict(position="none"),
+    "hybrid": dict(resnet_blocks=(1, 1), patch_size=1),
+}
+TYPES, SCANS = ("float32", "bfloat16"), (False, True)
+
+# Values of the config, beyond the model's.
+TRAINING = {
+    "micro-batches": {"micro_batches": 2},
+    "augmentation": {"augment.mixup": 0.5, "augment.cutmix": 1.0, "augment.erasing": 0.5},
+    "sigmoid": {"loss.name": "sigmoid", "loss.label_smoothing": 0.1},
+    "adafactor": {"optimizer.name": "adafactor", "optimizer.moment_dtype": "bfloat16"},
+    "sgd": {"optimizer.name": "sgd", "optimizer.moment_dtype": "bfloat16"},
+    "average": {"optimizer.average": 0.99},
+    "layer decay": {"optimizer.layer_decay": 0.7},
+    "low-rank changes": {"finetune.train": "lora"},
+    "head": {"finetune.train": "head"},
+    "masked patches": {"objective.name": "masked_patch"},
+    "masked autoencoder": {"objective.name": "mae"},
+}
+
+
+def training_loss(name: str, **options):
+    """A tiny model, and its loss in training as a function of parameters and images."""
+    values = dict(num_classes=5, image_size=8) | TINY | RANDOM | MODELS[name] | options
+    build = model_factory("ViT-Ti/4", **values)
+    graphdef, params = nnx.split(abstract(build))
+
+    def loss(params, images):
+        return jnp.square(nnx.merge(graphdef, params)(images, nnx.Rngs(dropout=jax.random.key(1)))).mean()
+
+    return build, loss, params
+
+
+def test_the_models_have_every_option():
+    for option, known in CHOICES.items():
+        if option not in ("remat", "frequencies"):
+            used = {model.get(option) for model in MODELS.values()}
+            assert len(set(known) - used) <= 1, option  # One is the default.
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_activations_keep_their_type_in_training(name):
+    images = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
+    for dtype, scan, remat in itertools.product(TYPES, SCANS, REMAT):
+        types = set()
+
+        def record(_, x, types=types):
+            types.add(x.dtype.name)
+            return x
+
+        _, loss, params = training_loss(name, dtype=dtype, scan=scan, remat=remat)
+        with placing(record, "cpu"):
+            # In float32 there is no type to fall to, nor for gradients; to trace them costs twice the loss.
+            results = jax.eval_shape(loss if dtype == "float32" else jax.value_and_grad(loss), params, images)
+        assert types == {dtype}, (dtype, scan, remat)
+        assert {x.dtype.name for x in jax.tree.leaves(results)} == {"float32"}
+
+
+def test_scanned_layers_have_the_losses_of_layers_in_a_row():
+    images = np.random.default_rng(0).uniform(-1, 1, (4, 8, 8, 3)).astype(np.float32)
+    losses = []
+    for scan in SCANS:
+        build, loss, _ = training_loss("average", dtype="bfloat16", scan=scan)
+        params = nnx.state(build(rngs=nnx.Rngs(0)))
+        params["head"]["kernel"] = nnx.Param(jax.random.normal(jax.random.key(2), (16, 5)))
+        losses.append(float(jax.jit(loss)(params, images)))
+    # Activations of bfloat16 have 8 bits, and a compiler rounds in other places of a scan.
+    np.testing.assert_allclose(*losses, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("scan", SCANS)
+def test_a_step_of_every_kind_of_training_is_traced_in_bfloat16(name, scan):
+    config = base_config()
+    config.batch_size = 8
+    config.data.image_size = 8
+    config.optimizer.warmup_steps = 0
+    model = dict(name="ViT-Ti/4", dtype="bfloat16", scan=scan, remat="full" if scan else "none")
+    config.model.update(TINY | RANDOM | model)
+    config.objective.update(dict(decoder_dim=16, decoder_depth=2, decoder_heads=2))
+    config.update_from_flattened_dict(TRAINING[name])
+    classes = 0 if "mask" in name else 5
+    program = make_program(config, num_classes=classes, steps=10, mesh=make_mesh(config.mesh))
+    state, _ = jax.eval_shape(
+        program.train_step, program.state, program.metrics, abstract_batch(config, program.mesh)
+    )
+    before, after = (jax.tree.map(lambda x: (x.shape, x.dtype), x) for x in (program.state, state))
+    assert before == after
