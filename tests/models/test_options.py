@@ -69,6 +69,15 @@ def test_both_fresh_heads_give_exactly_their_bias():
     np.testing.assert_array_equal(logits, np.full((2, 5), -10.0, np.float32))
 
 
+@pytest.mark.parametrize("position", ["1d", "2d", "relative", "sincos2d", "none"])
+def test_no_token_enters_a_layer_norm_as_zeros(position):
+    model = fresh_model(**(TINY | dict(depth=1)), position=position, distillation="token")
+    tokens = np.asarray(model.assemble(model.patches(random_images(2, 8, 12))))[:, :2]
+    # The norm's gradient is one over the deviation; learned positions and tokens start at 0.02.
+    deviations = tokens.std(axis=-1)
+    assert (deviations > 0.008).all() and (deviations < 0.04).all()
+
+
 # Stochastic depth.
 
 

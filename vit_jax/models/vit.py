@@ -430,10 +430,17 @@ class ViT(ImageModel):
             dtype=compute,
             rngs=rngs,
         )
+        learned = position in ("1d", "2d")  # Then a token's position gives it its first values.
+
+        def token():
+            # A layer norm of zeros has a gradient of 1 / sqrt(epsilon), which is 1,000.
+            shape = (1, 1, dim)
+            return nnx.Param(jnp.zeros(shape) if learned else initial.normal(0.02)(rngs.params(), shape))
+
         if self.cls_token:
-            self.cls = nnx.Param(jnp.zeros((1, 1, dim)))
+            self.cls = token()
         if distillation != "none":
-            self.distillation_token = nnx.Param(jnp.zeros((1, 1, dim)))
+            self.distillation_token = token()
 
         def positions():
             return PositionEmbedding(position, self.grid, self.special, dim, rngs)

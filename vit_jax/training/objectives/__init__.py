@@ -35,6 +35,11 @@ def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs) -> 
     """
     values = config.objective
     if is_supervised(config):
+        if getattr(model, "distillation", "none") == "heads":
+            raise UserError(
+                "model.distillation='heads' trains its second head on a teacher's answers, and there is no "
+                "teacher; model.distillation='token' trains the one head, and keeps the token"
+            )
         return Classification(config.loss.name, config.loss.label_smoothing)
     _, mixup = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)
     given = dict(mixup=mixup, cutmix=config.augment.cutmix, erasing=config.augment.erasing)
