@@ -264,7 +264,18 @@ VALUES = {
     "optimizer.name": Value("adam", one_of("adam", "adafactor", "sgd"), "The optimizer."),
     "optimizer.learning_rate": Value(1e-3, number(least=0), "The highest rate, after the warm-up."),
     "optimizer.end_learning_rate": Value(0.0, number(least=0), "The rate of the last update."),
-    "optimizer.schedule": Value("cosine", one_of("linear", "cosine", "constant"), "How the rate falls."),
+    "optimizer.schedule": Value(
+        "cosine", one_of("linear", "cosine", "constant", "stairs"), "How the rate falls."
+    ),
+    "optimizer.stairs": Value(
+        (0.3, 0.6, 0.9),
+        several(number(above=0, below=1), least=1, ascending=True),
+        "Shares of the run after which the rate of stairs falls; BiT's are these.",
+    ),
+    "optimizer.stair_factor": Value(0.1, number(above=0, most=1), "Factor on the rate at each stair."),
+    "optimizer.count_from": Value(
+        1, whole(0, 1), "Number of the first update in the schedule; 0 in big_vision, Optax and others."
+    ),
     "optimizer.warmup_steps": Value(10_000, whole(0), "Steps in which the rate rises linearly."),
     "optimizer.beta1": Value(0.9, _RATE, "Decay of the first moment; momentum, for sgd."),
     "optimizer.beta2": Value(0.999, _RATE, "Decay of the second moment."),
@@ -272,7 +283,20 @@ VALUES = {
     "optimizer.moment_dtype": Value(
         "float32", one_of("float32", "bfloat16"), "Type of the first moment, or momentum."
     ),
-    "optimizer.weight_decay": Value(0.1, number(least=0), "Decoupled: times the learning rate."),
+    "optimizer.clip_update": Value(
+        0.0, number(least=0), "Adafactor: highest RMS of a kernel's update before momentum; 0: off."
+    ),
+    "optimizer.clip_update_of": Value(
+        "projection",
+        one_of("projection", "array"),
+        "That of q, k and v apart, or of the array that they lie in.",
+    ),
+    "optimizer.weight_decay": Value(0.1, number(least=0), "Times the learning rate and the parameter."),
+    "optimizer.coupled_decay": Value(
+        False,
+        flag(),
+        "Decay the gradient, as BiT does: with momentum 0.9 ten times as strong.",
+    ),
     "optimizer.decay": Value(
         "kernels",
         one_of("kernels", "matrices", "all"),
@@ -295,6 +319,9 @@ VALUES = {
         several(number(above=0), different=True),
         "The learning rates that are compared.",
         operational=True,
+    ),
+    "sweep.resnet_rates": Value(
+        (), several(number(above=0), different=True), "Rates more where the model is a BiT or a hybrid."
     ),
     "sweep.train_split": Value(
         "[:90%]",

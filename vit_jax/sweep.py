@@ -1,9 +1,10 @@
 """Finds a learning rate and trains with it: python -m vit_jax.sweep --config=FILE --workdir=DIR
 
-The paper's protocol (appendix B.1.1): a run at each of config.sweep.rates on config.sweep.train_split,
-compared on config.sweep.dev_split, which are slices of config.data.train_split; then, at the best rate, one
-run for each of config.sweep.seeds on all training images, and the test images are looked at once. All flags
-of vit_jax.main are those of each run. The same command again goes on where it was; finished runs are kept.
+The paper's protocol (appendix B.1.1): a run at each of config.sweep.rates (of a BiT or a hybrid also at
+config.sweep.resnet_rates) on config.sweep.train_split, compared on config.sweep.dev_split, which are slices
+of config.data.train_split; then, at the best rate, one run for each of config.sweep.seeds on all training
+images, and the test images are looked at once. All flags of vit_jax.main are those of each run. The same
+command again goes on where it was; finished runs are kept.
 
 --list prints a command for each run, to start them as jobs of their own, on one or many machines that
 share DIR; the command without it then makes the table.
@@ -25,6 +26,7 @@ from vit_jax.data.sources.base import Source, lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
 from vit_jax.jobs import Job, Outcome, outcome, run_jobs
+from vit_jax.training.origin import has_resnet
 from vit_jax.training.splits import MANY, open_splits
 from vit_jax.training.workdir import absolute
 
@@ -56,9 +58,12 @@ def main(arguments: list[str]) -> None:
         f"--config.data.test_split={dev_split}",
         "--config.data.dev_split=None",
     )
+    compared = dict.fromkeys(config.sweep.rates)
+    if config.sweep.resnet_rates and has_resnet(config):
+        compared |= dict.fromkeys(config.sweep.resnet_rates)
     rates = {
         rate: Job(folder / f"rate-{rate:g}", (*given, *held_out, f"--config.optimizer.learning_rate={rate}"))
-        for rate in config.sweep.rates
+        for rate in compared
     }
 
     def final(seed: int, rate: float) -> Job:
@@ -81,21 +86,21 @@ def main(arguments: list[str]) -> None:
     claim(folder, config)
 
     run_jobs([job for job in rates.values() if ONLY.value in (None, job.name)])
-    compared = {rate: outcome(job) for rate, job in rates.items()}
+    found = {rate: outcome(job) for rate, job in rates.items()}
     if ONLY.value in [job.name for job in rates.values()]:
         return
-    if waiting := [rates[rate].name for rate, result in compared.items() if result.pending]:
+    if waiting := [rates[rate].name for rate, result in found.items() if result.pending]:
         raise UserError(f"{', '.join(waiting)} must be finished first")
-    accuracies = {rate: result.figures["accuracy"] for rate, result in compared.items() if result.figures}
+    accuracies = {rate: result.figures["accuracy"] for rate, result in found.items() if result.figures}
     if not accuracies:
-        reasons = "; ".join(f"{rates[rate].name}: {result.failure}" for rate, result in compared.items())
+        reasons = "; ".join(f"{rates[rate].name}: {result.failure}" for rate, result in found.items())
         raise UserError(f"no run of the sweep came to its end: {reasons}")
     best = max(accuracies, key=accuracies.get)
     print(f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out images")
 
     seeds = {seed: final(seed, best) for seed in config.sweep.seeds}
     run_jobs([job for job in seeds.values() if ONLY.value in (None, job.name)])
-    write(folder, compared, best, {seed: outcome(job) for seed, job in seeds.items()})
+    write(folder, found, best, {seed: outcome(job) for seed, job in seeds.items()})
 
 
 def held_out_splits(config) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests.interop.helpers import random_model, write
 from vit_jax.config import from_json
 from vit_jax.training.evaluator import test_crop as evaluation_crop
 from vit_jax.training.workdir import checkpoint_crop, open_any
@@ -124,6 +126,14 @@ def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finishe
     check(config)
     with pytest.raises(UserError, match=words):
         train(config, tmp_path / "run")
+
+
+def test_sweep_has_the_rates_of_resnets_where_the_checkpoint_is_one(run, tmp_path):
+    small = dict(image_size=32, num_classes=2, resnet_blocks=(1, 1))
+    model = write(random_model("BiT-R50x1", **small), tmp_path / "model.npz", "google", "BiT-R50x1", **small)
+    config = "--config=configs/finetune.py:dataset=imagenet2012", f"--config.finetune.checkpoint={model}"
+    listed = run(*config, f"--workdir={tmp_path / 'sweep'}", "--list", module="vit_jax.sweep").stdout
+    assert re.findall(r"--only=rate-(\S+)", listed) == ["0.003", "0.01", "0.03", "0.06"]
 
 
 def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tmp_path):

@@ -1,6 +1,8 @@
 """Every option of a model and of training: with each type of number, scanned or not, recomputed or not."""
 
+import inspect
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,11 @@ import pytest
 from flax import nnx
 
 from vit_jax.config import base_config
-from vit_jax.models import abstract, model_factory
+from vit_jax.models import ViT, abstract, model_factory
 from vit_jax.models.layers import REMAT, placing
-from vit_jax.models.vit import CHOICES
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.rules import path_name
+from vit_jax.training.optimizer import layer_of
 from vit_jax.training.program import abstract_batch, make_program
 
 TINY = dict(dim=16, depth=2, hidden=32, heads=2)
@@ -24,7 +27,9 @@ MODELS = {
         distillation="token", registers=2, layer_scale=0.1, qk_norm=True, rope=True, pre_logits=True
     ),
     "two heads": dict(distillation="heads", mlp="swiglu", position="2d", position_at="every"),
-    "average": dict(pooling="gap", gelu="erf", position="1d", position_at="shared"),
+    "average": dict(
+        pooling="gap", fc_norm=True, cls_token=True, gelu="erf", position_at="shared", initialization="mae"
+    ),
     "attention pooling": dict(pooling="map", position="relative"),
     "axial": dict(pooling="gap", attention="axial", position="sincos2d"),
     "no positions": dict(position="none"),
@@ -61,10 +66,20 @@ def training_loss(name: str, **options):
 
 
 def test_the_models_have_every_option():
-    for option, known in CHOICES.items():
-        if option not in ("remat", "frequencies"):
-            used = {model.get(option) for model in MODELS.values()}
-            assert len(set(known) - used) <= 1, option  # One is the default.
+    used = {option for model in MODELS.values() for option in model} | RANDOM.keys()
+    numbers = {"channels", "resnet_width", "resnet_epsilons", "rope_grid", "head_bias", "norm_epsilon"}
+    crossed = {"dtype", "scan", "remat"}
+    options = inspect.signature(ViT.__init__).parameters.values()
+    known = {option.name for option in options if option.default is not option.empty}
+    assert known - numbers - crossed == used - {"patch_size"}
+
+
+def test_what_is_not_of_a_layer_comes_before_or_behind_them():
+    behind = {"norm", "fc_norm", "pre_logits", "attention_pooling", "head", "distillation_head"}
+    for name in MODELS:
+        for path, _ in jax.tree.leaves_with_path(nnx.to_pure_dict(training_loss(name)[2])):
+            first, layer = path_name(path).split("/")[0], layer_of("params/" + path_name(path))
+            assert (first in behind) == (layer == math.inf), (name, path)
 
 
 @pytest.mark.parametrize("name", MODELS)

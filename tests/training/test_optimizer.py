@@ -11,7 +11,10 @@ import vit_jax
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
-from vit_jax.training.optimizer import make_optimizer, make_schedule, scale_by_layer
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.rules import path_name
+from vit_jax.training.optimizer import clip_by_rms, layer_of, make_optimizer, make_schedule, scale_by_layer
+from vit_jax.training.program import make_program
 
 
 def settings(**values):
@@ -49,6 +52,41 @@ def test_constant_schedule_only_warms_up():
     config = settings(learning_rate=0.5, schedule="constant", warmup_steps=4)
     schedule = make_schedule(config, 100)
     assert [float(schedule(t)) for t in (1, 2, 4, 50, 100)] == [0.125, 0.25, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "stairs"),
+    [
+        (500, 100, (200, 300, 400)),
+        (10_000, 500, (3000, 6000, 9000)),
+        (20_000, 500, (6000, 12_000, 18_000)),
+    ],
+)
+def test_stairs_are_bits_own_schedule(steps, warmup, stairs):
+    # BiT-HyperRule (big_transfer's bit_hyperrule.py): updates are counted from 0.
+    shares = tuple(stair / steps for stair in stairs)
+    values = dict(learning_rate=0.003, schedule="stairs", stairs=shares, warmup_steps=warmup, count_from=0)
+    count = np.arange(steps)
+    expected = 0.003 * 0.1 ** sum((count > stair).astype(int) for stair in stairs)
+    expected = expected * np.minimum(1, count / warmup)
+    found = jax.vmap(make_schedule(settings(**values), steps))(count + 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_counted_from_0_is_optaxs(schedule):
+    config = settings(learning_rate=0.5, end_learning_rate=0.1, schedule=schedule, count_from=0)
+    config.warmup_steps = 20
+    if schedule == "linear":
+        falling = optax.linear_schedule(0.5, 0.1, 80)
+    else:
+        falling = optax.cosine_decay_schedule(0.5, 80, alpha=0.2)
+    theirs = optax.join_schedules([optax.linear_schedule(0, 0.5, 20), falling], [20])
+    count = jnp.arange(20, 100)
+    # In the warm-up ours is a factor on a constant rate too.
+    ours = jax.vmap(make_schedule(config, 100))
+    np.testing.assert_allclose(ours(count + 1), jax.vmap(theirs)(count), rtol=1e-5)
+    np.testing.assert_allclose(ours(jnp.arange(20) + 1), jax.vmap(theirs)(jnp.arange(20)), rtol=1e-5)
 
 
 def test_first_update_has_a_rate_above_zero():
@@ -113,6 +151,82 @@ def test_momentum_equals_numpy():
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+def test_coupled_decay_is_of_the_gradient():
+    params, gradients = random_run()
+    values = dict(name="sgd", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
+    got = run(gradients, params, weight_decay=0.3, coupled_decay=True, **values)["layer"]
+    for name, share in {"kernel": 0.3, "bias": 0.0}.items():
+        expected, velocity = params["layer"][name].astype(np.float64), 0.0
+        for gradient in gradients:
+            velocity = 0.9 * velocity + gradient["layer"][name] + share * expected
+            expected = expected - 0.1 * velocity
+        np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=1e-6)
+
+
+# Heads and their width both large enough to be factored, the largest axis not the first.
+FUSED = {
+    "blocks/00/attention/qkv": {"kernel": (32, 3, 40, 36), "bias": (3, 40, 36)},
+    "attention_pooling/key_value": {"kernel": (48, 2, 2, 64), "bias": (2, 2, 64)},
+    "blocks/00/mlp/fc1": {"kernel": (33, 2, 64), "bias": (2, 64)},
+}
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+@pytest.mark.parametrize("layer", FUSED)
+def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):
+    values = dict(name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
+    values |= dict(clip_update=clip, weight_decay=0.0)
+    rng = np.random.default_rng(0)
+    for kind, shape in FUSED[layer].items():
+        axis = 1 if kind == "kernel" else 0
+        # Parts of very different sizes, as gradients of queries and values are.
+        scale = np.logspace(0, -4, shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        draws = [(scale * rng.normal(size=shape)).astype(np.float32) for _ in range(4)]
+        draws[2] *= 100  # So that something is clipped.
+        together = run([{layer: {kind: x}} for x in draws[1:]], {layer: {kind: draws[0]}}, **values)
+        for part in range(shape[axis]):
+            first, *rest = (x.take(part, axis) for x in draws)
+            alone = run([{"alone": {kind: x}} for x in rest], {"alone": {kind: first}}, **values)
+            found = together[layer][kind].take(part, axis)
+            np.testing.assert_allclose(found, alone["alone"][kind], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_adafactor_equals_numpy(clip):
+    values = dict(name="adafactor", learning_rate=0.1, schedule="constant", warmup_steps=0, clip_norm=0.0)
+    rng = np.random.default_rng(0)
+    kernel, *gradients = (rng.normal(size=(40, 33)).astype(np.float32) for _ in range(5))
+    gradients[2] *= 10
+    layers = [{"layer": {"kernel": x}} for x in gradients]
+    got = run(layers, {"layer": {"kernel": kernel}}, clip_update=clip, weight_decay=0.0, **values)
+    expected, momentum, rows, columns = kernel.astype(np.float64), 0.0, 0.0, 0.0
+    for t, gradient in enumerate(gradients, start=1):
+        decay = min(0.999, 1 - t**-0.8)
+        rows = decay * rows + (1 - decay) * (gradient.astype(np.float64) ** 2).mean(axis=1, keepdims=True)
+        columns = decay * columns + (1 - decay) * (gradient.astype(np.float64) ** 2).mean(axis=0)
+        update = gradient / np.sqrt(rows * columns / rows.mean())
+        if clip:
+            update = update / max(1, np.sqrt((update**2).mean()) / clip)
+        momentum = 0.9 * momentum + 0.1 * update
+        expected = expected - 0.1 * momentum
+    np.testing.assert_allclose(got["layer"]["kernel"], expected, rtol=2e-5, atol=1e-6)
+
+
+def test_clipping_the_updates_of_another_optimizer_is_refused():
+    with pytest.raises(UserError, match="clip_update = 1.0 is of optimizer.name='adafactor', not of 'sgd'"):
+        make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t)
+
+
+def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():
+    # As this code did at first: q, k and v by one factor.
+    x = {"attention": {"qkv": {"bias": jnp.array([[[3.0]], [[4.0]], [[0.0]]])}}}
+    apart, together = (
+        clip_by_rms(1.0, of).update(x, optax.EmptyState())[0] for of in ("projection", "array")
+    )
+    np.testing.assert_allclose(jax.tree.leaves(apart)[0].ravel(), [1, 1, 0])
+    np.testing.assert_allclose(jax.tree.leaves(together)[0].ravel(), np.array([3, 4, 0]) / np.sqrt(25 / 3))
+
+
 def test_weight_decay_moves_kernels_alone():
     params, _ = random_run()
     params = {"block": {"kernel": params["layer"]["kernel"], "bias": params["layer"]["bias"]}}
@@ -157,8 +271,9 @@ def test_layer_decay_is_that_of_masked_autoencoders():
     )
     params = params_of(model)
     ones = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(1) for path in params})
-    scaled, _ = scale_by_layer(0.5).update(ones, optax.EmptyState())
-    found = {"/".join(path): float(x[0]) for path, x in nnx.traversals.flatten_mapping(scaled).items()}
+    scaled, _ = scale_by_layer(0.5).update({"params": ones}, optax.EmptyState())
+    scaled = nnx.traversals.flatten_mapping(scaled["params"])
+    found = {"/".join(path): float(x[0]) for path, x in scaled.items()}
     theirs = {"cls": 0, "position_embedding": 0, "patch_embedding": 0, "blocks/00": 1, "blocks/01": 2}
     for path, factor in found.items():
         layer = next((layer for start, layer in theirs.items() if path.startswith(start)), 3)
@@ -175,3 +290,49 @@ def test_layer_decay_counts_no_layer_of_an_objective():
     blocks = scaled["params"]["blocks"]
     assert [float(blocks[layer]["kernel"][0]) for layer in ("00", "01")] == [0.25, 0.5]
     assert jax.tree.leaves(scaled["extra"]) == [1.0, 1.0]
+
+
+def layers_of(**values) -> dict[str, float]:
+    """The layer of each of a tiny model's weights, by path."""
+    config = base_config()
+    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, hidden=32, heads=2))
+    config.data.image_size = 8
+    config.update_from_flattened_dict(values)
+    program = make_program(config, num_classes=5, steps=20_000, mesh=make_mesh(config.mesh))
+    weights = {name: program.state[name] for name in ("params", "extra")}
+    return {path_name(path): layer_of(path_name(path)) for path, _ in jax.tree.leaves_with_path(weights)}
+
+
+def test_a_hybrids_resnet_is_of_the_one_layer_before_the_encoder():
+    layers = layers_of(
+        **{"model.name": "R50+ViT-Ti/16", "model.resnet_blocks": (1, 1), "data.image_size": 16}
+    )
+    assert {layer for path, layer in layers.items() if "resnet" in path} == {-1}
+
+
+def test_row_and_column_layers_of_axial_attention_are_one():
+    layers = layers_of(**{"model.attention": "axial", "model.pooling": "gap"})
+    for part in ("row", "column"):
+        found = [layers[f"params/blocks/{layer}/{part}/norm1/scale"] for layer in ("00", "01")]
+        assert found == [0, 1]
+
+
+def test_low_rank_changes_are_of_the_layer_that_they_change():
+    layers = layers_of(**{"finetune.train": "lora"})
+    found = {path: layer for path, layer in layers.items() if path.startswith("extra/lora/")}
+    assert len(found) == 8  # Two factors of two products in two layers.
+    assert all(layer == int(path.split("blocks.")[1][:2]) for path, layer in found.items())
+
+
+def test_positions_of_every_layer_are_of_their_layer():
+    layers = layers_of(**{"model.position_at": "every"})
+    assert [layers[f"params/position_embedding/{layer}/table"] for layer in ("00", "01")] == [0, 1]
+    assert layers_of()["params/position_embedding/table"] == -1
+
+
+def test_layer_decay_of_a_model_without_layers_is_refused():
+    with pytest.raises(UserError, match=r"optimizer.layer_decay = 0.5 .* a BiT has none; use 1"):
+        layers_of(
+            **{"model.name": "BiT-R50x1", "model.dim": None, "model.depth": None, "model.hidden": None},
+            **{"model.heads": None, "optimizer.layer_decay": 0.5},
+        )

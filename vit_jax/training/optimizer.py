@@ -1,7 +1,6 @@
 """Learning-rate schedule and optimizer (paper, section 4.1 and table 3)."""
 
 import math
-import re
 from collections.abc import Callable
 
 import jax
@@ -14,10 +13,12 @@ from vit_jax.parallel.rules import path_name
 
 
 def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
-    """The learning rate of update t = 1 ... `steps`; at t = 0 it would be 0.
+    """The learning rate of update t = 1 ... `steps`.
 
-    Linear warm-up times a linear or cosine decay from `learning_rate` to `end_learning_rate`,
-    reached at the last update.
+    Linear warm-up times a decay of `learning_rate`: linear or cosine, down to `end_learning_rate`; by stairs,
+    a factor after each of so many shares of the run; or none. The first update is number `count_from` of the
+    schedule: counted from 1 its rate is above zero and the last one has the end rate; counted from 0 each
+    update has the rate that it has in big_vision, vision_transformer and Optax, one update later.
 
     Raises:
       UserError: warm-up as long as the whole run.
@@ -28,13 +29,15 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
             f"optimizer.warmup_steps = {warmup} is not below the run's {steps} steps; "
             f"use fewer, such as {steps // 10}, or train longer"
         )
+    stairs = jnp.array([round(share * steps) for share in config.stairs], jnp.float32)
 
     def schedule(t: jax.Array) -> jax.Array:
-        t = jnp.asarray(t, jnp.float32)
+        t = jnp.asarray(t, jnp.float32) + (config.count_from - 1)
         progress = jnp.clip((t - warmup) / (steps - warmup), 0, 1)
         rate = {
             "linear": end + (base - end) * (1 - progress),
             "cosine": end + (base - end) * (1 + jnp.cos(jnp.pi * progress)) / 2,
+            "stairs": base * config.stair_factor ** (t > stairs).sum(),
             "constant": jnp.full_like(progress, base),
         }[config.schedule]
         return rate * jnp.minimum(1, t / warmup) if warmup else rate
@@ -47,41 +50,88 @@ def make_optimizer(
     schedule: Callable[[jax.Array], jax.Array],
     trained: Callable[[dict], dict] | None = None,
 ) -> optax.GradientTransformation:
-    """Clip by global norm, Adam, Adafactor or momentum, decoupled weight decay, learning rate by layer.
+    """Clip by global norm, Adam, Adafactor or momentum, weight decay, learning rate by layer.
 
-    Adafactor keeps sums over rows and columns in place of the second moment, as in "Scaling Vision
-    Transformers" (Zhai et al., 2022, section 3.5): decay up to beta2, updates clipped to RMS 1, no
-    scaling by the parameters, momentum. `moment_dtype` is of the first moment only: a second moment in
-    bfloat16 would stand still, since its steps of 1 / 1000 are below bfloat16's rounding.
+    Adafactor is that of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5) and of big_vision: it
+    keeps sums over rows and columns in place of the second moment, with a decay up to beta2; it has momentum,
+    and does not scale by the parameters. `clip_update` bounds its updates as the original does, at 1 (Shazeer
+    and Stern, 2018). `moment_dtype` is of the first moment only: a second moment in bfloat16 would stand
+    still, since its steps of 1 / 1000 are below bfloat16's rounding.
+
+    Weight decay is decoupled, added to the direction (Loshchilov and Hutter, 2019), or coupled, added to the
+    clipped gradient from which the direction is made, as in PyTorch's SGD.
 
     Args:
       trained: of weights, True for those that change; None: all. For the others nothing is kept.
+
+    Raises:
+      UserError: `clip_update` for another optimizer than Adafactor.
     """
+    clip = clip_by_rms(config.clip_update, config.clip_update_of)
+    if config.clip_update and config.name != "adafactor":
+        raise UserError(
+            f"config.optimizer.clip_update = {config.clip_update} is of optimizer.name='adafactor', not of "
+            f"{config.name!r}; use 0, and optimizer.clip_norm for the gradient"
+        )
     moment = jnp.dtype(config.moment_dtype)
     if config.name == "adam":
         direction = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=moment)
     elif config.name == "adafactor":
         direction = optax.chain(
+            # Of the two largest axes of 32 or more, which never are those of q, k and v.
             optax.scale_by_factored_rms(
                 min_dim_size_to_factor=32,
                 decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),
             ),
-            optax.clip_by_block_rms(1.0),
+            clip,
             optax.ema(config.beta1, debias=False, accumulator_dtype=moment),
         )
     else:
         direction = optax.trace(decay=config.beta1, accumulator_dtype=moment)
+    decay = optax.add_decayed_weights(config.weight_decay, mask=DECAYED[config.decay])
     whole = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        direction,
-        optax.add_decayed_weights(config.weight_decay, mask=DECAYED[config.decay]),
+        *((decay, direction) if config.coupled_decay else (direction, decay)),
         scale_by_layer(config.layer_decay) if config.layer_decay < 1 else optax.identity(),
-        # Optax counts from 0; the first update is t = 1, and its rate is not 0.
+        # Optax counts from 0; the first update is t = 1.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
     )
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
+
+
+# (the end of a path, its number of axes, that along which several projections lie side by side).
+FUSED = (
+    ("attention/qkv/kernel", 4, 1),
+    ("attention/qkv/bias", 3, 0),
+    ("attention.qkv.kernel/up", 4, 1),  # LoRA's.
+    ("attention_pooling/key_value/kernel", 4, 1),
+    ("attention_pooling/key_value/bias", 3, 0),
+    ("mlp/fc1/kernel", 3, 1),  # A gate and what it gates.
+    ("mlp/fc1/bias", 2, 0),
+)
+
+
+def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
+    """Updates whose root mean square is at most `limit`.
+
+    Args:
+      limit: 0: none.
+      of: `array`, each for itself, or `projection`: so too the parts of one array that published code keeps
+        in several, as q, k and v. The result is then the same however they are stored.
+    """
+
+    def clip(path, x):
+        name = path_name(path)
+        apart = [axis for end, rank, axis in FUSED if name.endswith(end) and x.ndim == rank]
+        together = [axis for axis in range(x.ndim) if of == "array" or axis not in apart]
+        rms = jnp.sqrt(jnp.square(x).mean(axis=tuple(together), keepdims=True))
+        return x / jnp.maximum(1, rms / limit)
+
+    if not limit:
+        return optax.identity()
+    return optax.stateless(lambda updates, params=None: jax.tree.map_with_path(clip, updates))
 
 
 def average_share(config: ConfigDict, t: jax.Array) -> jax.Array:
@@ -109,28 +159,40 @@ def matrices(params: dict) -> dict:
 
 DECAYED = {"kernels": kernels, "matrices": matrices, "all": None}
 
+# Of a ViT's parameters: what comes before its encoder.
+STEM = ("resnet", "patch_embedding", "cls", "distillation_token", "position_embedding", "register_tokens")
+
 
 def scale_by_layer(decay: float) -> optax.GradientTransformation:
     """Updates of an encoder layer times `decay` for each layer between it and the head.
 
-    What comes before the encoder counts as one layer; the last norm and the head keep their rate
+    What comes before the encoder counts as one layer, a hybrid's ResNet too; a row layer and a column layer
+    of axial attention are one; what comes behind the encoder keeps its rate, as does an objective's decoder
     (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2).
     """
 
     def scale(updates, params=None):
         del params
-        layers = jax.tree.map_with_path(lambda path, _: _layer(path_name(path)), updates)
+        layers = jax.tree.map_with_path(lambda path, _: layer_of(path_name(path)), updates)
         depth = 1 + max((layer for layer in jax.tree.leaves(layers) if layer < math.inf), default=-1)
         return jax.tree.map(lambda x, layer: x * decay ** (depth - min(layer, depth)), updates, layers)
 
     return optax.stateless(scale)
 
 
-def _layer(path: str) -> float:
-    """Number of a parameter's encoder layer; -1 before them, infinity behind."""
-    if path.startswith("extra/objective/"):  # A decoder's layers too.
-        return math.inf
-    if found := re.search(r"(?:^|/)blocks/(\d+)/", path):
-        return int(found[1])
-    behind = r"(?:^|/)(norm|fc_norm|pre_logits|attention_pooling|head|distillation_head)/"
-    return math.inf if re.search(behind, path) and "resnet/" not in path else -1
+def layer_of(path: str) -> float:
+    """Number of the encoder layer of a ViT's parameter; -1 before them, infinity behind.
+
+    Args:
+      path: among a run's weights: `params/blocks/00/norm1/scale`.
+    """
+    kind, _, name = path.partition("/")
+    if kind == "extra":
+        kind, _, name = name.partition("/")
+        if kind == "objective":  # A decoder's layers too.
+            return math.inf
+        name = name.replace(".", "/")  # LoRA's factors are named by the kernel that they change.
+    first, *rest = name.split("/")
+    if first in ("blocks", "position_embedding") and rest[0].isdigit():
+        return int(rest[0])
+    return -1 if first in STEM else math.inf

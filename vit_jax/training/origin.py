@@ -39,6 +39,18 @@ class Origin(NamedTuple):
         )
 
 
+def has_resnet(config: ConfigDict) -> bool:
+    """The config's model is a BiT or a hybrid, whether its name says so or the checkpoint.
+
+    Raises:
+      UserError: there is no such model or checkpoint, or it is damaged.
+    """
+    if config.model.name:
+        build = model_factory(**model_arguments(config), num_classes=0)
+        return complete(build.func, build.keywords)["resnet_blocks"] is not None
+    return open_any(config.finetune.checkpoint).arguments["resnet_blocks"] is not None
+
+
 def find_origin(config: ConfigDict, num_classes: int) -> Origin:
     """The model that a config means, for data of so many classes.
 

@@ -12,7 +12,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.models import abstract, model_factory
+from vit_jax.errors import UserError
+from vit_jax.models import ViT, abstract, model_factory
 from vit_jax.models.card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.rules import optimizer_shardings, parameter_shardings
@@ -107,6 +108,11 @@ def make_program(
     optimizer = make_optimizer(config.optimizer, schedule, partial(trained, config) if frozen else None)
     build = build or model_factory(num_classes=num_classes, **model_arguments(config))
     model = abstract(build)
+    if config.optimizer.layer_decay < 1 and not isinstance(model, ViT):
+        raise UserError(
+            f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
+            f"layer, and a {type(model).__name__} has none; use 1"
+        )
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     objective, own = nnx.split(abstract(partial(make_objective, config, model)))

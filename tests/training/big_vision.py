@@ -1,0 +1,112 @@
+"""Trains beside big_vision: python -m tests.training.big_vision --big_vision=DIR [--write]
+
+DIR is a checkout of github.com/google-research/big_vision. Its own `update_fn`, optimizer, model and losses
+take the parameters and batches that ours takes (curves.py); then once more parameters that differ by a part
+in 10^7. A line for each case; it fails where our losses are further from theirs than three times what that
+difference makes. --write keeps their losses in big_vision.json, which the tests follow without a checkout.
+"""
+
+import argparse
+import ast
+import functools
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from flax import traverse_util
+
+from tests.training import curves
+
+GOLDEN = Path(__file__).with_name("big_vision.json")
+PERTURBED = 3  # Runs with other parameters; the furthest counts.
+
+
+def use(checkout: Path) -> None:
+    """Makes the checkout's modules importable, without TensorFlow, by which they would read files."""
+    if not (checkout / "big_vision" / "train.py").is_file():
+        raise SystemExit(
+            f"{checkout} is no checkout of google-research/big_vision: it has no big_vision/train.py"
+        )
+    importlib.import_module("flax.training.checkpoints")  # Looks for TensorFlow itself, and does without.
+    sys.path.insert(0, str(checkout))
+    tensorflow, io, gfile = (types.ModuleType(f"tensorflow{rest}") for rest in ("", ".io", ".io.gfile"))
+    tensorflow.io, io.gfile = io, gfile
+    sys.modules |= {module.__name__: module for module in (tensorflow, io, gfile)}
+
+
+def update_function(checkout: Path, names: dict):
+    """`update_fn` as it stands within the `main` of train.py, with what it finds around it there."""
+    tree = ast.parse((checkout / "big_vision" / "train.py").read_text())
+    (found,) = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "update_fn"
+    ]
+    exec(compile(ast.Module([found], []), "big_vision/train.py", "exec"), names)
+    return names["update_fn"]
+
+
+def their_losses(checkout: Path, case: curves.Case, perturbed: int = 0) -> tuple[list[float], dict]:
+    """The loss of each update, and the shapes of the parameters by name."""
+    utils, bv_optax, vit = (
+        importlib.import_module(f"big_vision.{name}") for name in ("utils", "optax", "models.vit")
+    )
+    config = ml_collections.ConfigDict(case.theirs | dict(loss=f"{case.loss}_xent"))
+    model = vit.Model(
+        num_classes=curves.CLASSES,
+        patch_size=(curves.PATCH, curves.PATCH),
+        width=curves.DIM,
+        depth=curves.DEPTH,
+        mlp_dim=curves.HIDDEN,
+        num_heads=curves.HEADS,
+        pool_type=case.pooling,
+    )
+    image = jnp.zeros((1, curves.SIZE, curves.SIZE, 3))
+    made = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+    shapes = {name: x.shape for name, x in traverse_util.flatten_dict(made, sep="/").items()}
+    params = traverse_util.unflatten_dict(curves.draw(shapes, perturbed), sep="/")
+    params = jax.tree.map(jnp.asarray, params)
+    run = dict(total_steps=curves.STEPS, batch_size=curves.BATCH, data_size=10_000)
+    tx, _ = bv_optax.make(config, params, sched_kw=run)
+    around = dict(functools=functools, jax=jax, jnp=jnp, optax=optax, u=utils, bv_optax=bv_optax)
+    around |= dict(config=config, model=model, tx=tx, train_state_sharding=None, repl_sharding=None)
+    update, state, losses = update_function(checkout, around), {"params": params, "opt": tx.init(params)}, []
+    for step in range(curves.STEPS):
+        batch = curves.batch(step)
+        images = batch["image"].astype(np.float32) / 127.5 - 1
+        labels = np.eye(curves.CLASSES, dtype=np.float32)[batch["labels"][:, 0]]
+        state, measured = update(state, jax.random.PRNGKey(0), {"image": images, "labels": labels})
+        losses.append(float(measured["training_loss"]))
+    return losses, shapes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--big_vision", type=Path, required=True, help="the checkout")
+    parser.add_argument("--write", action="store_true", help=f"write {GOLDEN.name}")
+    arguments = parser.parse_args()
+    use(arguments.big_vision)
+    kept, failed = {}, []
+    print(f"furthest relative difference of the losses of {curves.STEPS} updates")
+    for name, case in curves.CASES.items():
+        losses, shapes = their_losses(arguments.big_vision, case)
+        others = [their_losses(arguments.big_vision, case, seed + 1)[0] for seed in range(PERTURBED)]
+        allowed = 3 * max(curves.furthest(other, losses) for other in others)
+        found = curves.furthest(curves.our_losses(case, curves.draw(shapes)), losses)
+        print(f"{name:10} {losses[0]:.4f} -> {losses[-1]:.4f}   ours {found:.1e}, allowed {allowed:.1e}")
+        kept[name] = dict(shapes=shapes, allowed=allowed, losses=losses)
+        failed += [name] if found > allowed else []
+    if arguments.write:
+        command = "python -m tests.training.big_vision --big_vision=DIR --write"
+        GOLDEN.write_text(json.dumps(dict(command=command, cases=kept), indent=1) + "\n")
+    if failed:
+        sys.exit(f"further from big_vision than a change of a part in 10^7 explains: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Losses follow those of big_vision's own training step, which big_vision.py recorded from a checkout."""
+
+import json
+
+import pytest
+
+from tests.training.big_vision import GOLDEN
+from tests.training.curves import CASES, draw, furthest, our_losses
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_of_60_updates_are_big_visions(name):
+    golden = json.loads(GOLDEN.read_text())["cases"][name]
+    values = draw({path: tuple(shape) for path, shape in golden["shapes"].items()})
+    # Theirs are of another machine and compiler: both may be as far off as ours is allowed to be.
+    assert furthest(our_losses(CASES[name], values), golden["losses"]) < 2 * golden["allowed"]
