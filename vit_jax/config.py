@@ -303,6 +303,12 @@ VALUES = {
         "Which parameters decay; matrices are all but biases and scales.",
     ),
     "optimizer.clip_norm": Value(1.0, number(least=0), "Global norm of the gradient; 0: off."),
+    "optimizer.sum_gradients": Value(
+        "as_computed",
+        one_of("as_computed", "float32_once"),
+        "Over devices: each as it is computed, in model.dtype, or all at the end of a step, in float32.",
+        operational=True,
+    ),
     "optimizer.layer_decay": Value(
         1.0, number(above=0, most=1), "Factor on the learning rate for each layer below the head."
     ),

@@ -36,13 +36,17 @@ def losses(*cases: str) -> dict[str, dict]:
     return json.loads(done.stdout)
 
 
+ONCE = 'ViT: data: {"sum_gradients": "float32_once"}'
+
+
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
     objectives = "masked patches: one", "masked patches: data", "MAE: one", "MAE: all"
-    return losses("ViT: one", "ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all", *objectives)
+    vits = "ViT: one", "ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all", ONCE
+    return losses(*vits, *objectives)
 
 
-@pytest.mark.parametrize("case", ["ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all"])
+@pytest.mark.parametrize("case", ["ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all", ONCE])
 def test_no_mesh_scan_or_remat_changes_the_losses(results, case):
     np.testing.assert_allclose(results[case]["losses"], results["ViT: one"]["losses"], rtol=1e-5)
 

@@ -144,3 +144,13 @@ def test_sums_by_key_are_largest_first_and_without_zeros():
     rows = [Operation("a", "fusion", "", "Mlp", 2, 5), Operation("b", "copy", "", "loss", 1, 0)]
     rows.append(Operation("c", "fusion", "", "Attention", 1, 30))
     assert list(by(rows, "part", "cycles").items()) == [("Attention", 30), ("Mlp", 10)]
+
+
+@needs_compiler
+def test_gradients_are_sent_as_they_are_computed_or_once_in_float32():
+    sent = {}
+    for way in ("as_computed", "float32_once"):
+        found = plan(small(**{"micro_batches": 4, "optimizer.sum_gradients": way}))
+        sent[way] = found.collectives["all-reduce"] / found.job.parameters
+    assert sent["float32_once"] == pytest.approx(4, rel=0.02)
+    assert sent["as_computed"] > 5  # Those of layers in bfloat16, four times.

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from vit_jax.config import base_config
+from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.training.program import make_program
-from vit_jax.training.step import make_eval_step
+from vit_jax.training.step import make_eval_step, make_train_step
 
 
 def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), **optimizer):
@@ -57,6 +59,24 @@ def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
     np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-7)
     for same, value in zip(*map(jax.tree.leaves, (same_metrics, metrics)), strict=True):
         np.testing.assert_allclose(same, value, rtol=1e-5)
+
+
+def test_gradients_that_each_device_sums_are_those_of_the_whole_batch():
+    settings = dict(dropout=0.5, micro_batches=2)
+    (plain, metrics), (once, same_metrics) = (
+        after_one_step(sum_gradients=way, **settings) for way in ("as_computed", "float32_once")
+    )
+    np.testing.assert_allclose(once, plain, rtol=1e-5, atol=1e-7)
+    for same, value in zip(*map(jax.tree.leaves, (same_metrics, metrics)), strict=True):
+        np.testing.assert_allclose(same, value, rtol=1e-5)
+
+
+def test_gradients_summed_once_on_a_mesh_that_divides_parameters_are_refused():
+    config = base_config()
+    config.optimizer.sum_gradients, config.mesh.fsdp = "float32_once", 2
+    mesh = AbstractMesh((1, 2, 1), ("data", "fsdp", "tensor"))
+    with pytest.raises(UserError, match="mesh.fsdp=1 and mesh.tensor=1"):
+        make_train_step(None, None, None, config, mesh, None)
 
 
 def test_each_augmentation_of_the_config_changes_the_program():

@@ -6,6 +6,8 @@ import numpy as np
 from flax import nnx
 from jax.extend.random import threefry2x32_p
 
+from vit_jax.models.layers import part
+
 
 def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...] | None = None) -> jax.Array:
     """Zeros in place of a share of the values, the others enlarged; without `rngs` the values themselves.
@@ -20,17 +22,21 @@ def drop(x: jax.Array, rate: float, rngs: nnx.Rngs | None, shape: tuple[int, ...
         return x
     shape = shape or x.shape
     dropped = jnp.round(rate * 2**16).astype(jnp.uint32)
-    kept = jnp.concatenate([numbers >= dropped for numbers in draw16(rngs.dropout(), shape)], axis=-2)
+    drawn = draw16(rngs.dropout(), shape, first=part() * shape[0])
+    kept = jnp.concatenate([numbers >= dropped for numbers in drawn], axis=-2)
     # Without the barrier each use of the mask draws anew, which costs more than the layer's products.
     kept = jax.lax.optimization_barrier(kept[..., : shape[-2], :])
     return jnp.where(kept, (x / jnp.float32(1 - rate)).astype(x.dtype), 0)
 
 
-def draw16(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
+def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -> list[jax.Array]:
     """Uniform numbers below 2^16, as uint32, the same on any mesh: four arrays, the quarters of `shape`.
 
     A block of threefry has 64 bits, of which `jax.random.bits` gives 32. This takes four numbers of each, for
     the quarters (rounded up) of the last axis but one: of the tokens, which no mesh divides.
+
+    Args:
+      first: number of the first row, of a larger array's numbers.
     """
     *outer, rows, last = shape
     blocks = (*outer, -(-rows // 4), last)
@@ -41,5 +47,5 @@ def draw16(key: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
 
     within = sum(index(axis) * np.uint32(stride) for axis, stride in enumerate(strides, 1))
     words = (jnp.broadcast_to(word, blocks) for word in jax.random.key_data(key))
-    pair = threefry2x32_p.bind(*words, index(0), within)
+    pair = threefry2x32_p.bind(*words, index(0) + jnp.uint32(first), within)
     return [half for word in pair for half in (word & 0xFFFF, word >> 16)]

@@ -19,6 +19,7 @@ REMAT = {
 _place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar("place", default=lambda _, x: x)
 _captured: ContextVar[dict[str, list[jax.Array]] | None] = ContextVar("captured", default=None)
 _platform: ContextVar[str | None] = ContextVar("platform", default=None)
+_part: ContextVar[jax.Array | int] = ContextVar("part", default=0)
 
 
 def named(name: str, x: jax.Array) -> jax.Array:
@@ -51,16 +52,23 @@ def platform() -> str:
     return _platform.get() or jax.default_backend()
 
 
+def part() -> jax.Array | int:
+    """Number of the part of the batch that a model is traced for, where it sees no more than a part."""
+    return _part.get()
+
+
 @contextlib.contextmanager
-def placing(place: Callable[[str, jax.Array], jax.Array], platform: str) -> Iterator[None]:
+def placing(
+    place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
+) -> Iterator[None]:
     """While it is entered, models are traced for such devices, and `place(name, x)` is applied to every
-    named activation."""
-    tokens = _place.set(place), _platform.set(platform)
+    named activation; what they are given is this part of the batch, of parts that are alike."""
+    tokens = _place.set(place), _platform.set(platform), _part.set(part)
     try:
         yield
     finally:
-        _place.reset(tokens[0])
-        _platform.reset(tokens[1])
+        for variable, token in zip((_place, _platform, _part), tokens, strict=True):
+            variable.reset(token)
 
 
 def run_layers(

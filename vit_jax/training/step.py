@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from vit_jax.data.augment import resolve
+from vit_jax.errors import UserError
 from vit_jax.models.layers import placing
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
@@ -83,13 +84,20 @@ def make_train_step(
         cutmix_share=values.cutmix_share,
     )
 
+    once = config.optimizer.sum_gradients == "float32_once"
+    if once and (mesh.shape["fsdp"] > 1 or mesh.shape["tensor"] > 1):
+        raise UserError(
+            "config.optimizer.sum_gradients='float32_once' is for whole parameters on every device: "
+            "mesh.fsdp=1 and mesh.tensor=1"
+        )
+
     def loss_of(weights, micro, key):
         # The backward pass computes nothing for what is frozen.
         weights = jax.tree.map(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x), weights, trained(config, weights)
         )
         own, rngs = objective_weights(weights), nnx.Rngs(dropout=key)
-        losses, more = _losses(graphdef, objective, mesh, effective(weights), own, micro, rngs)
+        losses, more = _losses(graphdef, objective, mesh, effective(weights), own, micro, rngs, alone=once)
         return losses.mean(), jax.tree.map(jnp.mean, more)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
@@ -102,6 +110,8 @@ def make_train_step(
         def cut(array):
             # Part i takes every parts-th image, so that each stays on the device it is on.
             array = array.reshape(-1, parts, *array.shape[1:]).swapaxes(0, 1)
+            if once:
+                return array
             return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(None, BATCH)))
 
         def add(total, part):
@@ -116,6 +126,18 @@ def make_train_step(
         total, _ = jax.lax.scan(add, zero, micros)
         return jax.tree.map(lambda x: x / parts, total)
 
+    def accumulate_alone(weights, batch, key):
+        return jax.lax.pmean(accumulate(weights, batch, key), BATCH)
+
+    if once:
+        # Each device sums its own gradients; XLA would add up every product at once, in its type.
+        places = (PartitionSpec(), PartitionSpec(BATCH), PartitionSpec())
+        gradients = jax.shard_map(
+            accumulate_alone, mesh=mesh, in_specs=places, out_specs=PartitionSpec(), check_vma=False
+        )
+    else:
+        gradients = accumulate
+
     def train_step(state, metrics, batch):
         step = state["step"] + 1
         key = jax.random.fold_in(jax.random.key(config.seed), step)
@@ -123,7 +145,7 @@ def make_train_step(
         old, drawing = weights_of(state), jax.random.fold_in(key, PREPARE)
         numbers = jnp.arange(config.batch_size)
         batch = _prepare(objective, objective_weights(old), mesh, batch, drawing, numbers)
-        (loss, more), gradient = accumulate(old, batch, key)
+        (loss, more), gradient = gradients(old, batch, key)
         norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
         weights = optax.apply_updates(old, updates)
@@ -234,7 +256,18 @@ def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
 
 
-def _losses(graphdef, objective, mesh, params, own, batch, rngs=None) -> tuple[jax.Array, Metrics]:
-    """The objective's losses and metrics, activations where the rules want them."""
-    with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
+def _losses(
+    graphdef, objective, mesh, params, own, batch, rngs=None, alone=False
+) -> tuple[jax.Array, Metrics]:
+    """The objective's losses and metrics, activations where the rules want them.
+
+    Args:
+      alone: within a `shard_map`: the batch is this device's part of it.
+    """
+    platform = mesh.devices.flat[0].platform
+    if alone:
+        where = placing(lambda _, x: x, platform, jax.lax.axis_index(BATCH))
+    else:
+        where = placing(partial(place_activation, mesh), platform)
+    with where:
         return nnx.merge(objective, own)(nnx.merge(graphdef, params), batch, rngs)
