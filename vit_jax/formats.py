@@ -71,7 +71,7 @@ def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, lis
 def _check_slices(config: ConfigDict) -> None:
     """Raises UserError where a slice of a data set held other images in format 1."""
     kinds = [config.data.source, *(part.partition(":")[0] for part in config.data.parts or ())]
-    if not {"folder", "array_record"} & {*kinds}:
+    if not {"folder", "array_record", "synthetic"} & {*kinds}:
         return
     for key in ("data.train_split", "data.test_split"):
         split = config[key.split(".")[0]][key.split(".")[1]]
