@@ -519,6 +519,18 @@ def check(config: ConfigDict) -> None:
         config.data.test_resize,
         f"at least data.image_size = {config.data.image_size}",
     )
+    check_policy(config)
+    if config.data.crop in ("square", "short_side"):
+        _require(
+            (config.data.crop_resize or 0) >= config.data.image_size,
+            "data.crop_resize",
+            config.data.crop_resize,
+            f"at least data.image_size = {config.data.image_size} for the crop {config.data.crop!r}",
+        )
+
+
+def check_policy(config: ConfigDict) -> None:
+    """Raises UserError for timm's RandAugment beside AugReg's, or with an interpolation that it has not."""
     augregs = config.augment.level != "none" or config.augment.randaugment is not None
     _require(
         config.augment.policy is None or not augregs,
@@ -532,13 +544,6 @@ def check(config: ConfigDict) -> None:
         config.data.interpolation,
         "bilinear, bilinear_antialias or bicubic with augment.policy, which turns and shears by it too",
     )
-    if config.data.crop in ("square", "short_side"):
-        _require(
-            (config.data.crop_resize or 0) >= config.data.image_size,
-            "data.crop_resize",
-            config.data.crop_resize,
-            f"at least data.image_size = {config.data.image_size} for the crop {config.data.crop!r}",
-        )
 
 
 def _check_fewshot(config: ConfigDict) -> None:

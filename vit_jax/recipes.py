@@ -273,6 +273,7 @@ def _mae(model: str) -> ConfigDict:
     """What its pre-training and its fine-tuning share."""
     config = base_config()
     config.model.update(dict(name=model, position="sincos2d_mae", gelu="erf", dtype="bfloat16"))
+    config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's.
     config.data.source, config.data.path = "tfds", "imagenet2012"
     config.data.train_split, config.data.test_split = "train", "validation"
     config.data.image_size, config.data.test_resize = 224, 256

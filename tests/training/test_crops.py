@@ -86,6 +86,15 @@ def test_policy_turns_and_shears_by_the_interpolation_of_the_crops(interpolation
     assert image_augmentation(made) == expected
 
 
+@pytest.mark.parametrize(
+    ("mean", "fill"), [(None, (128,) * 3), ((0.5,), (128,) * 3), ((0.485, 0.456, 0.406), (124, 116, 104))]
+)
+def test_policy_fills_with_the_mean_that_the_model_takes_away(mean, fill):
+    made = config()
+    made.augment.policy, made.model.mean = "rand-m9-mstd0.5-inc1", mean
+    assert image_augmentation(made).fill == fill
+
+
 @pytest.mark.parametrize("interpolation", ["lanczos", "area"])
 def test_policy_cannot_turn_by_every_interpolation(interpolation):
     made = config(interpolation=interpolation)

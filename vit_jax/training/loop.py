@@ -17,7 +17,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import is_supervised, profiled_steps, rand_policy
+from vit_jax.config import check_policy, is_supervised, profiled_steps, rand_policy
 from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, decoders, training_batches
 from vit_jax.data.preprocess import TrainCrop
@@ -132,7 +132,7 @@ def _train(
     # One process holds it for all, and sees whether it is still there.
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
-    config = with_interpolation(config, origin.interpolation)
+    config = with_images_of(config, origin)
     check_shared(workdir, peers)
     console = Console(workdir / "log.txt" if leader else None)
     if kept:
@@ -352,20 +352,29 @@ def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable
 
 
 def image_augmentation(config: ConfigDict) -> Callable | None:
-    """What is done to a training crop where it is decoded, `(pixels, rng) -> pixels`; None: nothing."""
+    """What is done to a training crop where it is decoded, `(pixels, rng) -> pixels`; None: nothing.
+
+    Raises:
+      UserError: timm's RandAugment cannot turn and shear by the interpolation of the crops.
+    """
     values = config.augment
     layers_magnitude, _ = resolve(values.level, values.randaugment, values.mixup)
     policy = None
     if values.policy:
+        check_policy(config)
         resampling = "bicubic" if config.data.interpolation == "bicubic" else "bilinear"
-        policy = RandPolicy(**rand_policy(values.policy), resampling=resampling)
+        mean = tuple(config.model.mean or (0.5,))
+        fill = tuple(min(255, round(255 * x)) for x in (mean if len(mean) > 1 else 3 * mean))
+        policy = RandPolicy(**rand_policy(values.policy), fill=fill, resampling=resampling)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
 
 
-def with_interpolation(config: ConfigDict, interpolation: str) -> ConfigDict:
-    """A copy of the config, in which what the checkpoint says stands in the place of None."""
+def with_images_of(config: ConfigDict, origin: Origin) -> ConfigDict:
+    """A copy of the config, in which what a checkpoint says of images stands in the place of None."""
     config = config.copy_and_resolve_references()
-    config.data.interpolation = interpolation
+    config.data.interpolation = origin.interpolation
+    mean = origin.arguments["mean"]
+    config.model.mean = mean if isinstance(mean, tuple) else (mean,)
     return config
 
 
