@@ -53,7 +53,7 @@ def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, lis
         raise UserError(f"the run is of format {format}, and this vit_jax knows {FORMAT}: use a newer one")
     if format == FORMAT:
         return config, []
-    _check_slices(from_json(text))
+    _check_what_is_gone(from_json(text))
     saved, given = dict(leaves(saved_config(text, format))), dict(leaves(config))
     known = dict(leaves(ConfigDict(json.loads(text))))
     kept = {
@@ -68,8 +68,14 @@ def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, lis
     return config.lock(), [f"config.{key} is {value!r}" for key, value in kept.items()]
 
 
-def _check_slices(config: ConfigDict) -> None:
-    """Raises UserError where a slice of a data set held other images in format 1."""
+def _check_what_is_gone(config: ConfigDict) -> None:
+    """Raises UserError where no value of today makes what a config of format 1 made."""
+    anew = "start it anew in another --workdir (its checkpoints load as ever: config.finetune.checkpoint)"
+    if config.augment.erasing:
+        raise UserError(
+            "this run began when random erasing drew other rectangles than today: config.augment.erasing is "
+            f"{config.augment.erasing:g}; {anew}"
+        )
     kinds = [config.data.source, *(part.partition(":")[0] for part in config.data.parts or ())]
     if not {"folder", "array_record", "synthetic"} & {*kinds}:
         return
@@ -77,6 +83,5 @@ def _check_slices(config: ConfigDict) -> None:
         split = config[key.split(".")[0]][key.split(".")[1]]
         if "[" in split or (split == "all" and "folder" in kinds):
             raise UserError(
-                f"this run began when slices held other images than today: config.{key} is {split!r}; start "
-                "it anew in another --workdir (its checkpoints load as ever: config.finetune.checkpoint)"
+                f"this run began when slices held other images than today: config.{key} is {split!r}; {anew}"
             )

@@ -38,11 +38,11 @@ def losses(file: Path) -> dict[int, float]:
     return {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
 
 
-def rewrite(file: Path, **values) -> None:
-    """Sets values in a JSON file, those of `data` within what is there."""
+def rewrite(file: Path, part: str, **values) -> None:
+    """Sets values in one part of a config."""
     content = json.loads(file.read_text())
-    content["data"] = content.get("data", {}) | values.pop("data", {})
-    file.write_text(json.dumps(content | values))
+    content[part] |= values
+    file.write_text(json.dumps(content))
 
 
 def test_run_goes_on_with_the_crops_that_it_began_with(run, old_run):
@@ -77,11 +77,17 @@ def test_checkpoint_of_an_old_run_loads_and_starts_a_new_run(run, old_run, tmp_p
     ],
 )
 def test_run_whose_slices_held_other_images_is_refused(run, old_run, data, named):
-    rewrite(old_run / "config.json", data=data)
+    rewrite(old_run / "config.json", "data", **data)
     before = {path: path.read_bytes() for path in old_run.rglob("*") if path.is_file()}
     given = [f"--config.data.{key}={value}" for key, value in data.items() if key != "parts"]
     assert named in fails(run, *ARGUMENTS, *given, f"--workdir={old_run}")
     assert before == {path: path.read_bytes() for path in old_run.rglob("*") if path.is_file()}
+
+
+def test_run_whose_random_erasing_is_gone_is_refused(run, old_run):
+    rewrite(old_run / "config.json", "augment", erasing=0.25)
+    line = fails(run, *ARGUMENTS, "--config.augment.erasing=0.25", f"--workdir={old_run}")
+    assert "config.augment.erasing is 0.25" in line
 
 
 def test_run_of_a_later_format_is_refused(run, old_run):
