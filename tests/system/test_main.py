@@ -116,11 +116,10 @@ def test_training_imports_no_tensorflow(run, tmp_path):
     assert not re.search(r"\| +tensorflow$", result.stderr, re.MULTILINE)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_loss_that_is_not_finite_stops_the_run(run, tmp_path, value):
+def test_loss_that_is_not_finite_stops_the_run(run, tmp_path):
     result = run(
         *SMALL,
-        "--config.optimizer.learning_rate=" + value,
+        "--config.optimizer.learning_rate=1e38",
         "--config.optimizer.warmup_steps=0",
         f"--workdir={tmp_path / 'run'}",
     )
