@@ -33,7 +33,7 @@ NUM_CLASSES = flags.DEFINE_integer("num_classes", None, "0: without the head, fo
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 BATCHES = (1, 3)  # That are compared.
-MOST_BYTES = 2**31 - 2**20  # Of parameters in a file: protocol buffers end at 2 GiB.
+MOST_BYTES = 2**31 - 2**20  # Of parameters in a file: protocol buffers and flatbuffers end at 2 GiB.
 
 
 def main(arguments: list[str]) -> None:
@@ -130,7 +130,14 @@ def any_batch(images: tuple[int, ...], dtype: np.dtype):
 def write_stablehlo(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
     """By jax.export; returns what runs the file."""
     import jax
+    from flax import nnx
 
+    # Checked first: JAX writes for minutes before it finds out.
+    if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
+        raise UserError(
+            f"its parameters take {size / 1e9:.1f} GB, and StableHLO holds {MOST_BYTES / 1e9:.1f}; "
+            "--dtype=float16 and a file called .onnx take half"
+        )
     exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(any_batch(images, dtype))
     file.write_bytes(exported.serialize())
     return jax.export.deserialize(bytearray(file.read_bytes())).call

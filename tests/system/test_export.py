@@ -148,3 +148,12 @@ def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
     assert result.returncode == 2
     assert "--dtype=float16, or a file called .stablehlo" in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write", ["write_stablehlo", "write_onnx"])
+def test_more_parameters_than_a_file_holds_are_refused(tmp_path, monkeypatch, write):
+    monkeypatch.setattr(export_module, "MOST_BYTES", 10_000)
+    values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=1_000)
+    model = vit_jax.create_model("ViT-Ti/16", **values)
+    with pytest.raises(vit_jax.UserError, match="its parameters take .* GB.* --dtype=.*float16"):
+        getattr(export_module, write)(model, tmp_path / "m", (16, 16, 3), np.dtype(np.uint8))

@@ -56,7 +56,7 @@ SAME = {
     "tanh": "Tanh",
 }
 # What changes nothing in what is computed, and what holds a trace of its own.
-NOTHING = {"copy", "copy_p", "optimization_barrier", "stop_gradient"}
+NOTHING = {"copy", "copy_p", "name", "optimization_barrier", "stop_gradient"}
 CALLS = {
     "jit",
     "pjit",
@@ -65,6 +65,7 @@ CALLS = {
     "custom_jvp_call",
     "custom_vjp_call",
     "checkpoint",
+    "remat",
     "remat2",
 }
 
@@ -163,7 +164,8 @@ class _Graph:
             raise UserError(
                 f"the model computes {name!r}, which is not written to ONNX; StableHLO holds all operations"
             )
-        return [write(inputs, out, **params)]
+        written = write(inputs, out, **params)
+        return written if isinstance(written, list) else [written]
 
     def add(self, operation: str, inputs: Sequence[str], output: str | None = None, **attributes) -> str:
         """A node more; returns the name of its output."""
@@ -290,6 +292,12 @@ class _Graph:
     def _stack(self, inputs, out, axis, **_) -> _Value:
         parts = [self.add("Unsqueeze", [self.whole(value), self.integers([axis])]) for value in inputs]
         return self.full(self.add("Concat", parts, axis=axis), out)
+
+    def _unstack(self, inputs, out, axis, **_) -> list[_Value]:
+        (value,) = inputs
+        name, places = self.whole(value), range(value.shape[axis])
+        numbers = [self.name(_shared(place)) for place in places]
+        return [self.full(self.add("Gather", [name, number], axis=axis), out) for number in numbers]
 
     def _slice(self, inputs, out, start_indices, limit_indices, strides) -> _Value:
         (value,) = inputs
@@ -454,7 +462,7 @@ def _constant(value: Any) -> _Value:
 
 
 @functools.cache
-def _shared(numbers: tuple[int, ...]) -> np.ndarray:
+def _shared(numbers: int | tuple[int, ...]) -> np.ndarray:
     return np.asarray(numbers, np.int64)
 
 
