@@ -2,7 +2,7 @@
 
 CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`, any number
 at once, float32 in [-1, 1] or with --uint8 as they are, normalises them by the model's mean and deviation,
-and gives logits `[batch, classes]`, float32. It
+and gives logits `[batch, classes]` or features, float32. It
 computes in float32, whatever the model was trained in, or as --dtype says. What was written is run at two
 batch sizes, on the CPU, and compared with the model in float32.
 
@@ -112,11 +112,11 @@ def as_served(model):
 
 
 def function_of(model) -> Callable:
-    """The model as a function of images alone."""
+    """The model as a function of images alone, to float32: features come in the type that is computed in."""
     from flax import nnx
 
     graphdef, params = nnx.split(model)
-    return lambda images: nnx.merge(graphdef, params)(images)
+    return lambda images: nnx.merge(graphdef, params)(images).astype(np.float32)
 
 
 def any_batch(images: tuple[int, ...], dtype: np.dtype):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import onnxruntime
 import pytest
+from flax import nnx
 
 import vit_jax
 from tests.system.conftest import ROOT, SMALL
@@ -148,6 +149,27 @@ def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
     assert result.returncode == 2
     assert "--dtype=float16, or a file called .stablehlo" in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, dtype", [("m.stablehlo", "bfloat16"), ("m.onnx", "float16")])
+def test_features_are_float32_whatever_computes_them(tmp_path, name, dtype):
+    values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=0)
+    model = vit_jax.create_model("ViT-Ti/16", dtype=dtype, **values)
+    write = export_module.write_onnx if name.endswith("onnx") else export_module.write_stablehlo
+    run = write(model, tmp_path / name, (16, 16, 3), np.dtype(np.uint8))
+    assert np.asarray(run(np.zeros((2, 16, 16, 3), np.uint8))).dtype == np.float32
+
+
+def test_run_in_bfloat16_is_converted_with_its_parameters_as_they_are(run, half, tmp_path):
+    result = run(half, tmp_path / "timm", "--to=timm", "--gelu=erf", module="vit_jax.convert")
+    assert result.returncode == 0, result.stderr
+    assert "computes in bfloat16" in result.stdout
+    models = [vit_jax.load_model(place, say=str, gelu="erf") for place in (half, tmp_path / "timm")]
+    old, new = (jax.tree.leaves(nnx.state(model)) for model in models)
+    for before, after in zip(old, new, strict=True):
+        np.testing.assert_array_equal(before, after)
+        assert after.dtype == np.float32
+    assert models[1].norm.dtype == np.float32
 
 
 @pytest.mark.parametrize("write", ["write_stablehlo", "write_onnx"])
