@@ -86,11 +86,12 @@ def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_pat
 
 @pytest.mark.slow
 def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_path):
-    """Some twenty minutes; prints each model with how far it is off. -s shows it."""
+    """Prints each model with how far it is off, or nan if it is refused; -s shows it. Half an hour."""
     wrong, equal, refused = {}, [], []
     for name in [name for module in MODULES for name in timm.list_models(module=module)]:
         with torch.device("meta"):
             whole = timm.create_model(name)
+        resnet = not hasattr(whole, "blocks") or hasattr(whole.patch_embed, "backbone")
         options = {}
         if sum(p.numel() for p in whole.parameters()) > MOST:
             if not hasattr(whole, "blocks"):
@@ -103,7 +104,7 @@ def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_
         print(f"{name}: {off:.1e}", flush=True)
         if np.isnan(off):
             refused.append(name)
-        elif off < 2e-5:
+        elif off < (5e-5 if resnet else 2e-5):  # A ResNet's own rounding is 2e-5.
             equal.append(name)
         else:
             wrong[name] = off
