@@ -13,7 +13,6 @@ batch sizes, on the CPU, and compared with the model in float32.
     (logits,) = session.run(None, {"images": images})
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,17 +30,14 @@ DTYPE = flags.DEFINE_enum("dtype", "float32", [*TOLERANCES], "The program comput
 IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
 NUM_CLASSES = flags.DEFINE_integer("num_classes", None, "0: without the head, for features.", lower_bound=0)
 
-PLATFORMS = ("cpu", "cuda", "tpu")
 BATCHES = (1, 3)  # That are compared.
-MOST_BYTES = 2**31 - 2**20  # Of parameters in a file: protocol buffers and flatbuffers end at 2 GiB.
 
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 2:
         raise UserError("usage: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx")
     source, file = arguments[0], Path(arguments[1])
-    writers = {".stablehlo": write_stablehlo, ".onnx": write_onnx}
-    if file.suffix not in writers:
+    if file.suffix not in (".stablehlo", ".onnx"):
         raise UserError(f"{file}: the name ends in .stablehlo or .onnx, which says the format")
     if file.suffix == ".onnx" and DTYPE.value == "bfloat16":
         raise UserError(
@@ -55,6 +51,7 @@ def main(arguments: list[str]) -> None:
 
     import jax
 
+    from vit_jax.interop.programs import as_served, difference, write_onnx, write_stablehlo
     from vit_jax.load import build_model
     from vit_jax.training.workdir import open_any
 
@@ -69,8 +66,9 @@ def main(arguments: list[str]) -> None:
     images = (*model.image_size, model.channels)
     dtype = np.dtype(np.uint8 if UINT8.value else np.float32)
     temporary = file.with_name(f".{file.name}.tmp")
+    write = write_onnx if file.suffix == ".onnx" else write_stablehlo
     try:
-        run = writers[file.suffix](model, temporary, images, dtype)
+        run = write(model, temporary, images, dtype)
         worst = max(difference(exact, run, images, dtype, batch) for batch in BATCHES)
         if not worst <= TOLERANCES[DTYPE.value]:
             raise UserError(
@@ -98,78 +96,6 @@ def wanted(checkpoint, size: tuple[int, int]) -> str:
     except UserError as error:  # It can be done elsewhere.
         return str(error)
     return f"{crop}" + ("" if checkpoint.preprocessing else " (assumed: the checkpoint does not say)")
-
-
-def as_served(model):
-    """The model without what helps training alone: its layers one after the other, computed once."""
-    from flax import nnx
-
-    for _, part in nnx.iter_modules(model):
-        for name, value in dict(scan=False, remat="none").items():
-            if hasattr(part, name):
-                setattr(part, name, value)
-    return model
-
-
-def function_of(model) -> Callable:
-    """The model as a function of images alone, to float32: features come in the type that is computed in."""
-    from flax import nnx
-
-    graphdef, params = nnx.split(model)
-    return lambda images: nnx.merge(graphdef, params)(images).astype(np.float32)
-
-
-def any_batch(images: tuple[int, ...], dtype: np.dtype):
-    """The shape of any number of images."""
-    import jax
-
-    (batch,) = jax.export.symbolic_shape("batch")
-    return jax.ShapeDtypeStruct((batch, *images), dtype)
-
-
-def write_stablehlo(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
-    """By jax.export; returns what runs the file."""
-    import jax
-    from flax import nnx
-
-    # Checked first: JAX writes for minutes before it finds out.
-    if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
-        raise UserError(
-            f"its parameters take {size / 1e9:.1f} GB, and StableHLO holds {MOST_BYTES / 1e9:.1f}; "
-            "--dtype=float16 and a file called .onnx take half"
-        )
-    exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(any_batch(images, dtype))
-    file.write_bytes(exported.serialize())
-    return jax.export.deserialize(bytearray(file.read_bytes())).call
-
-
-def write_onnx(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
-    """By our own writer, `vit_jax.interop.onnx`; returns what runs the file."""
-    try:
-        import onnx
-        import onnxruntime
-    except ImportError as error:
-        raise UserError(f'{error.name} is not installed; pip install -e ".[onnx]" brings it') from error
-    from vit_jax.interop.onnx import convert
-
-    written = convert(function_of(model), any_batch(images, dtype), ("images", "logits"), MOST_BYTES)
-    onnx.checker.check_model(written, full_check=True)
-    file.write_bytes(written.SerializeToString())
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    return lambda batch: session.run(None, {"images": batch})[0]
-
-
-def difference(model, run: Callable, images: tuple[int, ...], dtype: np.dtype, batch: int) -> float:
-    """The largest between the logits of the model and of the program over random images, as a share of the
-    largest logit."""
-    import jax
-
-    rng = np.random.default_rng(batch)
-    shape = (batch, *images)
-    drawn = rng.integers(256, size=shape, dtype=np.uint8) if dtype == np.uint8 else rng.uniform(-1, 1, shape)
-    drawn = drawn.astype(dtype)
-    wanted = np.asarray(jax.jit(function_of(model))(drawn))
-    return float(np.abs(np.asarray(run(drawn)) - wanted).max() / (np.abs(wanted).max() or 1))
 
 
 if __name__ == "__main__":

@@ -298,8 +298,8 @@ def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
     [
         (dict(image_size=(9, 12)), "patch size 4 does not divide the image of 9x12"),
         (dict(heads=3), "3 heads do not divide the width 16"),
-        (dict(pooling="max"), "unknown pooling 'max'"),
-        (dict(gelu="relu"), "unknown gelu 'relu'"),
+        (dict(pooling="max"), "pooling is 'max' and must be cls or gap or map"),
+        (dict(gelu="relu"), "gelu is 'relu' and must be tanh or erf"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(overrides, message):

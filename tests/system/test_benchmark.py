@@ -6,7 +6,7 @@ import textwrap
 import jax
 import pytest
 
-from tests.interop.conftest import name_missing_operators
+from tests.conftest import name_missing_operators
 from vit_jax.benchmarks import inference, peers, tpu, train
 from vit_jax.benchmarks.train import memory_of
 from vit_jax.errors import UserError

@@ -11,8 +11,8 @@ from flax import nnx
 
 import vit_jax
 from tests.system.conftest import ROOT, SMALL
-from vit_jax import export as export_module
 from vit_jax.interop import onnx as interop_onnx
+from vit_jax.interop import programs
 
 # With no other library than JAX: what a server has.
 SERVE = """
@@ -134,8 +134,8 @@ def test_program_normalises_by_the_models_own_mean_and_deviation(run, tmp_path, 
     statistics = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
     values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=0)
     model = vit_jax.create_model("ViT-Ti/16", **values, **statistics)
-    file, arguments = tmp_path / "m.onnx", export_module.any_batch((16, 16, 3), np.dtype(dtype))
-    written = interop_onnx.convert(export_module.function_of(model), arguments, ("images", "logits"), 2**30)
+    file, arguments = tmp_path / "m.onnx", programs.any_batch((16, 16, 3), np.dtype(dtype))
+    written = interop_onnx.convert(programs.function_of(model), arguments, ("images", "logits"), 2**30)
     file.write_bytes(written.SerializeToString())
     images = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3), dtype=np.uint8)
     normal = (images / 255 - statistics["mean"]) / statistics["deviation"]
@@ -155,7 +155,7 @@ def test_onnx_in_bfloat16_is_refused_with_what_to_do(run, half, tmp_path):
 def test_features_are_float32_whatever_computes_them(tmp_path, name, dtype):
     values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=0)
     model = vit_jax.create_model("ViT-Ti/16", dtype=dtype, **values)
-    write = export_module.write_onnx if name.endswith("onnx") else export_module.write_stablehlo
+    write = programs.write_onnx if name.endswith("onnx") else programs.write_stablehlo
     run = write(model, tmp_path / name, (16, 16, 3), np.dtype(np.uint8))
     assert np.asarray(run(np.zeros((2, 16, 16, 3), np.uint8))).dtype == np.float32
 
@@ -174,8 +174,8 @@ def test_run_in_bfloat16_is_converted_with_its_parameters_as_they_are(run, half,
 
 @pytest.mark.parametrize("write", ["write_stablehlo", "write_onnx"])
 def test_more_parameters_than_a_file_holds_are_refused(tmp_path, monkeypatch, write):
-    monkeypatch.setattr(export_module, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(programs, "MOST_BYTES", 10_000)
     values = dict(dim=16, depth=1, hidden=32, heads=2, image_size=16, patch_size=4, num_classes=1_000)
     model = vit_jax.create_model("ViT-Ti/16", **values)
     with pytest.raises(vit_jax.UserError, match="its parameters take .* GB.* --dtype=.*float16"):
-        getattr(export_module, write)(model, tmp_path / "m", (16, 16, 3), np.dtype(np.uint8))
+        getattr(programs, write)(model, tmp_path / "m", (16, 16, 3), np.dtype(np.uint8))
