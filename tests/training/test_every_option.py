@@ -30,7 +30,9 @@ MODELS = {
     "average": dict(
         pooling="gap", fc_norm=True, cls_token=True, gelu="erf", position_at="shared", initialization="mae"
     ),
-    "attention pooling": dict(pooling="map", position="relative"),
+    "attention pooling": dict(
+        pooling="map", position="relative", mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225)
+    ),
     "axial": dict(pooling="gap", attention="axial", position="sincos2d"),
     "no positions": dict(position="none"),
     "hybrid": dict(resnet_blocks=(1, 1), patch_size=1),
