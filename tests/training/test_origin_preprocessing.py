@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of, save
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.training.evaluator import test_crop as evaluation_crop
-from vit_jax.training.loop import train_crop, with_interpolation
+from vit_jax.training.loop import train_crop, with_images_of
 from vit_jax.training.origin import find_origin
 
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
@@ -38,7 +38,7 @@ def test_a_run_normalises_and_resizes_as_its_checkpoint_does(checkpoint):
     made = config(checkpoint)
     origin = find_origin(made, 5)
     assert {name: origin.arguments[name] for name in IMAGENET} == IMAGENET
-    made = with_interpolation(made, origin.interpolation)
+    made = with_images_of(made, origin)
     assert train_crop(made).interpolation == evaluation_crop(made).interpolation == "bicubic"
 
 
