@@ -9,6 +9,8 @@ from vit_jax.bounds import either, flag, number, one_of, several, whole
 from vit_jax.errors import UserError
 
 _SIDE = whole(1, 2**16)
+# Of pixels in [0, 1]; checkpoints whose pixels are scaled otherwise have others.
+_MEAN, _DEVIATION = number(least=-1e3, most=1e3), number(above=0, most=1e3)
 _MOST_LAYERS = 1000  # Each takes time when a model is made, before anything can say that memory is short.
 _UNITS = several(whole(1, _MOST_LAYERS))
 
@@ -19,11 +21,11 @@ ARGUMENTS = {
     "num_classes": whole(0, 2**24),
     "patch_size": _SIDE,
     "channels": whole(1, 2**16),
-    "mean": either(several(number(), least=1), number())._replace(
-        words="a finite number, or one for each channel"
+    "mean": either(several(_MEAN, least=1), _MEAN)._replace(
+        words="a number from -1,000 to 1,000, or one for each channel"
     ),
-    "deviation": either(several(number(above=0), least=1), number(above=0))._replace(
-        words="a finite number above 0, or one for each channel"
+    "deviation": either(several(_DEVIATION, least=1), _DEVIATION)._replace(
+        words="a number above 0, at most 1,000, or one for each channel"
     ),
     "dim": whole(1, 2**20),
     "depth": whole(1, _MOST_LAYERS),

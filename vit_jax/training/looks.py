@@ -25,8 +25,8 @@ def attention_figures(
 ) -> dict[str, bytes]:
     """PNGs by caption: rollout over the first images, and the heads' distances.
 
-    Empty for a model without full attention, or with so much of it that one image's would take a GiB. All
-    processes of a run call this.
+    Empty for a model without full attention, with so much of it that one image's would take a GiB, or whose
+    attention is not finite. All processes of a run call this.
     """
     from vit_jax.inspection import figures  # Matplotlib, for which no run should wait at its start.
 
@@ -44,6 +44,8 @@ def attention_figures(
             return nnx.merge(graphdef, params)(batch, capture=("attention",))[1]["attention"]
 
     attention = jax.device_get(jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images)))
+    if not all(np.isfinite(weights).all() for weights in attention):
+        return {}  # Of a run that diverged.
     seen = of_patches(model, rollout(attention)[-1])
     overlays = [figures.overlay(image, weights) for image, weights in zip(images, seen, strict=True)]
     drawn = {
