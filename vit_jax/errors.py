@@ -17,6 +17,8 @@ def mistake(error: BaseException) -> str | None:
     """The line for an error that the user can mend, or a full disk; None for a fault."""
     if isinstance(error, UserError):
         message = str(error)
+    elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        message = f"{error.strerror}: {str(error.filename)[:100]}..."
     elif isinstance(error, OSError) and error.errno in (
         errno.ENOSPC,
         errno.EDQUOT,

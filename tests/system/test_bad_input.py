@@ -37,6 +37,7 @@ def fails(run, *arguments, **environment) -> str:
         ("--config.data.train_split=training", "no split 'training'; there are: test, train"),
         ("--config.data.num_classes=3", "data.num_classes is 3, but the data set has 10"),
         ("--config.optimizer.warmup_steps=40", "not below the run's 40 steps"),
+        (f"--config.finetune.checkpoint={5000 * 'x'}", "File name too long"),
     ],
 )
 def test_wrong_value_is_named_and_nothing_is_made(run, tmp_path, argument, names):
