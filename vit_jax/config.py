@@ -363,7 +363,7 @@ VALUES = {
     "evaluate_every": Value(1000, whole(1), "Steps between evaluations."),
     "hang_seconds": Value(
         1200.0,
-        number(above=0),
+        number(least=0.1, most=1e7),
         "With nothing done for so long all stacks are written; see watchdog.py.",
         operational=True,
     ),
