@@ -27,7 +27,7 @@ from vit_jax import command
 from vit_jax.config import check
 from vit_jax.errors import UserError, nearest
 
-CONFIG = command.define_config("configs/quickstart.py", "The job that is measured.")
+CONFIG = command.define_config("For `overhead`: the job, if not configs/quickstart.py.")
 MODELS = flags.DEFINE_list("models", ["ViT-B/16"], "Models that are measured.")
 IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "Their images' height and width.", lower_bound=1)
 IMAGE_SIZES = flags.DEFINE_list("image_sizes", ["224"], "For `inference`, in place of --image_size.")
@@ -77,8 +77,9 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
     benchmark = importlib.import_module(f"vit_jax.benchmarks.{arguments[0]}")
     if arguments[0] == "overhead":
-        check(CONFIG.value)
-        benchmark.measure(CONFIG.value)
+        config = CONFIG.value or command.read_config("configs/quickstart.py")
+        check(config)
+        benchmark.measure(config)
     elif arguments[0] in ("inference", "train", "tpu"):
         for peer in set(AGAINST.value) - set(benchmark.PEERS):
             raise UserError(f"unknown {peer!r} (--against); {nearest(peer, benchmark.PEERS)}")

@@ -61,11 +61,23 @@ def _mistakes():
         sys.exit(2)
 
 
-def define_config(default: str | None, about: str) -> flags.FlagHolder:
+def define_config(about: str) -> flags.FlagHolder:
     """Defines the flag `--config=FILE.py`, whose file's mistakes are one line as any other."""
-    holder = config_flags.DEFINE_config_file("config", default, about)
+    holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
     return holder
+
+
+def read_config(path: str) -> ConfigDict:
+    """The config of `FILE.py` or `FILE.py:ARGUMENT`.
+
+    Raises:
+      UserError: there is no such file, or it makes no config.
+    """
+    try:
+        return _ConfigFile().parse(path)
+    except _ConfigFault as fault:
+        raise fault.args[0] from fault
 
 
 class _ConfigFault(Exception):
@@ -93,7 +105,7 @@ class _ConfigFile(flags.ArgumentParser):
 
 def _explain_config(file: str, error: Exception) -> str:
     """Where a config's file fails and why, in one line."""
-    if isinstance(error, FileNotFoundError) and error.filename == file:
+    if isinstance(error, FileNotFoundError) and error.filename == os.path.abspath(file):
         return f"there is no config file {file}"
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return f"{file} has no function get_config, which returns the config"

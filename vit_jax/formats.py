@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import VALUES, from_json, leaves
+from vit_jax.config import VALUES, data_set, from_json, leaves
 from vit_jax.errors import UserError
 
 FORMAT = 2
@@ -76,12 +76,17 @@ def _check_what_is_gone(config: ConfigDict) -> None:
             "this run began when random erasing drew other rectangles than today: config.augment.erasing is "
             f"{config.augment.erasing:g}; {anew}"
         )
-    kinds = [config.data.source, *(part.partition(":")[0] for part in config.data.parts or ())]
-    if not {"folder", "array_record", "synthetic"} & {*kinds}:
-        return
-    for key in ("data.train_split", "data.test_split"):
-        split = config[key.split(".")[0]][key.split(".")[1]]
-        if "[" in split or (split == "all" and "folder" in kinds):
+    kinds = {config.data.source, *(part.partition(":")[0] for part in config.data.parts or ())}
+    splits = [
+        (kinds, "data.train_split", config.data.train_split),
+        (kinds, "data.test_split", config.data.test_split),
+    ]
+    for text in config.fewshot.sets if config.fewshot.every else ():
+        found = data_set(text)
+        splits += [({found.kind}, "fewshot.sets", split) for split in (found.train_split, found.test_split)]
+    for kinds, key, split in splits:
+        sliced = "[" in split and kinds & {"folder", "array_record", "synthetic"}
+        if sliced or (split == "all" and "folder" in kinds):
             raise UserError(
                 f"this run began when slices held other images than today: config.{key} is {split!r}; {anew}"
             )

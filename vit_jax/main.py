@@ -14,7 +14,7 @@ from vit_jax import command  # noqa: E402
 from vit_jax.config import check, leaves  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
-CONFIG = command.define_config(None, "The job: a file such as configs/quickstart.py.")
+CONFIG = command.define_config("The job: a file such as configs/quickstart.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; start again on it to go on.")
 COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "Several processes: host:port of the first, or auto on Cloud TPU, GKE and SLURM."

@@ -16,7 +16,7 @@ from vit_jax import command
 from vit_jax.config import check
 from vit_jax.errors import UserError
 
-CONFIG = command.define_config(None, "The job: a file such as configs/vit_h14_jft.py.")
+CONFIG = command.define_config("The job: a file such as configs/vit_h14_jft.py.")
 CHIP = flags.DEFINE_string("chip", None, "v2, v3, v4, v5e, v5p, v6e; a100, h100, h200; cpu: this machine.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "Of a TPU slice, in chips: 16x16.")
 DEVICES = flags.DEFINE_integer("devices", None, "How many GPUs.", lower_bound=1)

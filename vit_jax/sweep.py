@@ -30,7 +30,7 @@ from vit_jax.training.origin import has_resnet
 from vit_jax.training.splits import MANY, open_splits
 from vit_jax.training.workdir import absolute
 
-CONFIG = command.define_config(None, "The job: a file such as configs/finetune.py.")
+CONFIG = command.define_config("The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
 ONLY = flags.DEFINE_string("only", None, "One run by name, such as rate-0.01 or seed-0.")
 LIST = flags.DEFINE_bool("list", False, "Print the runs' commands and do nothing.")

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -526,8 +527,9 @@ def no_regular_files(folder: Path) -> list[Path]:
     nothing.symlink_to("nowhere")
     loop.symlink_to("loop.jpg")
     os.mkfifo(pipe)
-    with socket.socket(socket.AF_UNIX) as opened:
-        opened.bind(os.path.relpath(listening))
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(f"{short}/socket")  # A socket's path has 107 letters at most.
+        os.rename(f"{short}/socket", listening)
     device.symlink_to("/dev/zero")
     return [nothing, loop, pipe, listening, device]
 

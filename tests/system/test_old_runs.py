@@ -84,6 +84,14 @@ def test_run_whose_slices_held_other_images_is_refused(run, old_run, data, named
     assert before == {path: path.read_bytes() for path in old_run.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("splits", ["all[:80%],all[80%:]", "train,all"])
+def test_run_whose_fewshot_sets_held_other_images_is_refused(run, old_run, splits):
+    rewrite(old_run / "config.json", "fewshot", every=8, sets=[f"folder:/none@{splits}"])
+    given = "--config.fewshot.every=8", f"--config.fewshot.sets=('folder:/none@{splits}',)"
+    line = fails(run, *ARGUMENTS, *given, f"--workdir={old_run}")
+    assert "config.fewshot.sets is 'all" in line
+
+
 def test_run_whose_random_erasing_is_gone_is_refused(run, old_run):
     rewrite(old_run / "config.json", "augment", erasing=0.25)
     line = fails(run, *ARGUMENTS, "--config.augment.erasing=0.25", f"--workdir={old_run}")
