@@ -33,10 +33,10 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of
-from vit_jax.jobs import Job, figures_of
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.evaluator import test_crop
-from vit_jax.training.workdir import CONFIG
+from vit_jax.runs.evaluator import test_crop
+from vit_jax.runs.jobs import Job, figures_of
+from vit_jax.runs.workdir import CONFIG
 
 RECIPE = Path(__file__).parents[1] / "configs" / "finetune_elpv.py"
 CLASSES = ("defective", "functional")  # As the folders of the images are numbered.

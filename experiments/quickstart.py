@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vit_jax import command
-from vit_jax.jobs import Job, accuracies_of
+from vit_jax.runs.jobs import Job, accuracies_of
 
 CONFIG = f"--config={Path(__file__).parents[1] / 'configs' / 'quickstart.py'}"
 

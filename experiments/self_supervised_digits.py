@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vit_jax import command
-from vit_jax.jobs import Job, accuracies_of, figures_of
-from vit_jax.training.workdir import RECONSTRUCTIONS
+from vit_jax.runs.jobs import Job, accuracies_of, figures_of
+from vit_jax.runs.workdir import RECONSTRUCTIONS
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)

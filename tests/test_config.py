@@ -10,13 +10,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as configs
-from vit_jax.data.augment import LEVELS
+from vit_jax.data.randaugment import LEVELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.loop import train
-from vit_jax.training.program import make_program
-from vit_jax.training.workdir import model_arguments
+from vit_jax.runs.loop import train
+from vit_jax.training.program import make_program, model_arguments
 
 FOLDER = Path(__file__).parents[1] / "configs"
 PARTS = ("model", "data", "augment", "objective", "loss", "optimizer", "checkpoint", "finetune")
@@ -362,7 +361,7 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
 
     # Writing the config down reads all of it and uses nothing.
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr("vit_jax.training.loop.claim", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("vit_jax.runs.loop.claim", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(ConfigDict, "__getitem__", noting)
     train(config, tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0

@@ -19,14 +19,25 @@ ALLOWED = {
     "recipes": {"config", "data"},
     "interop": {"models", "arguments"},
     "evaluation": {"models", "data", "parallel", "config"},
-    "training": {"formats", "models", "data", "parallel", "config", "interop", "evaluation", "inspection"},
-    "load": {"interop", "training"},
-    "jobs": {"training"},
+    "training": {"models", "data", "parallel", "config"},
+    "runs": {
+        "formats",
+        "models",
+        "data",
+        "parallel",
+        "config",
+        "interop",
+        "evaluation",
+        "inspection",
+        "training",
+    },
+    "preparation": {"data", "parallel", "models", "runs"},
+    "load": {"interop", "runs"},
     "inspection": {"models"},
     "command": {"config"},
-    "planning": {"config", "models", "data", "parallel", "training", "libtpu"},
+    "planning": {"config", "models", "data", "parallel", "training", "runs", "libtpu"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
-    | {"training", "planning", "load"},
+    | {"training", "runs", "planning", "load"},
 }
 PARTS = sorted(
     {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}
@@ -64,3 +75,8 @@ def test_importing_the_package_loads_no_library():
 
     code = "import sys, vit_jax; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent).returncode == 0
+
+
+def test_no_two_modules_have_one_name():
+    names = [path.stem for path in PACKAGE.rglob("*.py") if path.stem not in ("__init__", "__main__")]
+    assert not {name for name in names if names.count(name) > 1}

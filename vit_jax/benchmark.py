@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
             "cpu"  # Before JAX is imported: the compiler's library would look for a TPU.
         )
     command.use_compilation_cache()
-    benchmark = importlib.import_module(f"vit_jax.benchmarks.{arguments[0]}")
+    benchmark = importlib.import_module(f"vit_jax.benchmarks.bench_{arguments[0]}")
     if arguments[0] == "overhead":
         config = CONFIG.value or command.read_config("configs/quickstart.py")
         check(config)

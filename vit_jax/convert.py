@@ -17,7 +17,7 @@ from vit_jax.interop.checkpoint import LIBRARIES, Checkpoint, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
 from vit_jax.models import ViT
-from vit_jax.training.workdir import open_any
+from vit_jax.runs.workdir import open_any
 
 flags.DEFINE_enum("to", None, list(LIBRARIES), "format to write")
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")

@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> None:
 
 def checkpoint_name() -> str:
     """The checkpoint as results are kept by it: a relative path means another one in another folder."""
-    from vit_jax.training.workdir import absolute
+    from vit_jax.runs.workdir import absolute
 
     hub = CHECKPOINT.value.startswith("hf://")
     return CHECKPOINT.value if hub else str(absolute(CHECKPOINT.value))
@@ -133,7 +133,7 @@ def attempt(results: Results, suite: str, names: list[str], figures: Callable[[]
 @functools.cache
 def opened():
     """The checkpoint."""
-    from vit_jax.training.workdir import open_any
+    from vit_jax.runs.workdir import open_any
 
     return open_any(CHECKPOINT.value, IMAGE_SIZE.value)
 
@@ -161,7 +161,7 @@ def square_size() -> int:
 def imagenet_crop() -> TestCrop:
     """What the model sees of an image of ImageNet: what --test_resize says, else what the checkpoint does."""
     from vit_jax.interop.preprocessing import Preprocessing
-    from vit_jax.training.workdir import checkpoint_crop
+    from vit_jax.runs.workdir import checkpoint_crop
 
     whole = Preprocessing("square", 1, "bilinear")
     crop = checkpoint_crop(opened(), square_size(), default=whole)
@@ -174,7 +174,7 @@ def frozen_crop() -> TestCrop:
     """What the frozen network sees: what its library's files say. Of a run, and of a file that says nothing,
     it is the few-shot protocol's crop, which is that of evaluations in training."""
     from vit_jax.evaluation.features import transfer_crop
-    from vit_jax.training.workdir import checkpoint_crop
+    from vit_jax.runs.workdir import checkpoint_crop
 
     checkpoint, size = opened(), square_size()
     own = checkpoint_crop(checkpoint, size)
@@ -350,7 +350,7 @@ def vtab(results: Results) -> None:
     """A fine-tuning run on each task, in this process: it has the devices."""
     from vit_jax.data.vtab import TASKS
     from vit_jax.recipes import finetune
-    from vit_jax.training.loop import train
+    from vit_jax.runs.loop import train
 
     def figures(key: str, name: str) -> list[Row]:
         config = finetune(f"vtab/{key}", size=IMAGE_SIZE.value or 384)

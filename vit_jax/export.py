@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
 
     from vit_jax.interop.programs import as_served, difference, write_onnx, write_stablehlo
     from vit_jax.load import build_model
-    from vit_jax.training.workdir import open_any
+    from vit_jax.runs.workdir import open_any
 
     jax.config.update("jax_platforms", "cpu")  # What is written does not depend on the machine.
     changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
 
 def wanted(checkpoint, size: tuple[int, int]) -> str:
     """What who serves the program must do to an image first, in words."""
-    from vit_jax.training.workdir import checkpoint_crop
+    from vit_jax.runs.workdir import checkpoint_crop
 
     try:
         crop = checkpoint_crop(checkpoint, size)

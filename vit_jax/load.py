@@ -6,7 +6,7 @@ from pathlib import Path
 from flax import nnx
 
 from vit_jax.interop.checkpoint import Checkpoint, build, fit
-from vit_jax.training.workdir import open_any
+from vit_jax.runs.workdir import open_any
 
 
 def load_model(source: str | Path, *, say: Callable[[str], None] = print, **changes) -> nnx.Module:

@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> None:
             peers.agree("the config", dict(leaves(config)))
             peers.agree("the code", command.code_version())
 
-        from vit_jax.training.loop import train
-        from vit_jax.training.workdir import absolute
+        from vit_jax.runs.loop import train
+        from vit_jax.runs.workdir import absolute
 
         train(config, absolute(WORKDIR.value), peers, started=STARTED)
 

@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 
 from vit_jax import command
-from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     from vit_jax.evaluation.features import extractor_of, likeliest, representation
     from vit_jax.load import build_model
     from vit_jax.parallel.mesh import make_mesh
-    from vit_jax.training.workdir import open_any
+    from vit_jax.runs.workdir import open_any
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
@@ -110,7 +110,7 @@ def crop_of(checkpoint, size: tuple[int, int]) -> TestCrop:
     Raises:
       UserError: --resize is less than the crop; what the checkpoint says is not done here.
     """
-    from vit_jax.training.workdir import checkpoint_crop
+    from vit_jax.runs.workdir import checkpoint_crop
 
     if RESIZE.value and RESIZE.value < min(size):
         raise UserError(f"--resize={RESIZE.value} is less than the {min(size)} pixels that the model takes")

@@ -19,10 +19,10 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.data.prepare import readers, records
-from vit_jax.data.prepare.index import Task
-from vit_jax.data.prepare.removal import Embedder
 from vit_jax.errors import UserError
+from vit_jax.preparation import readers, writer
+from vit_jax.preparation.duplicate_removal import Embedder
+from vit_jax.preparation.index import Task
 from vit_jax.progress import duration
 
 flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     if not all(k.isdecimal() and int(k) for k in values.shots):
         raise UserError(f"--shots={','.join(values.shots)}: give numbers of images a class, such as 1,5,10")
     shots = tuple(sorted({int(k) for k in values.shots}))
-    options = records.Options(
+    options = writer.Options(
         values.name,
         values.seed,
         values.limit,
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     try:
         with Workers(values.workers) as run:
             write = Beam(values.beam, arguments[1:]) if values.beam else run
-            done = records.prepare(source, Path(values.out), options, run, write, embedding)
+            done = writer.prepare(source, Path(values.out), options, run, write, embedding)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from here", flush=True)
         sys.exit(130)

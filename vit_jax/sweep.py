@@ -25,10 +25,10 @@ from vit_jax.config import check, differences, from_json, is_supervised, to_json
 from vit_jax.data.sources.base import Source, lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
-from vit_jax.jobs import Job, Outcome, outcome, run_jobs
-from vit_jax.training.origin import has_resnet
-from vit_jax.training.splits import MANY, open_splits
-from vit_jax.training.workdir import absolute
+from vit_jax.runs.jobs import Job, Outcome, outcome, run_jobs
+from vit_jax.runs.splits import MANY, open_splits
+from vit_jax.runs.warm_start import has_resnet
+from vit_jax.runs.workdir import absolute
 
 CONFIG = command.define_config("The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.data.files import ImageFiles, find_images, read_images
+from vit_jax.data.image_files import ImageFiles, find_images, read_images
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
     from vit_jax.inspection.drawing import draw_all
     from vit_jax.load import build_model
     from vit_jax.models import BiT
-    from vit_jax.training.workdir import checkpoint_crop, open_any
+    from vit_jax.runs.workdir import checkpoint_crop, open_any
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
@@ -76,8 +76,8 @@ def test_images(checkpoint: str) -> Source:
     Raises:
       UserError: it is of no run.
     """
-    from vit_jax.training.splits import open_splits
-    from vit_jax.training.workdir import place_of, saved_run, settled_config
+    from vit_jax.runs.splits import open_splits
+    from vit_jax.runs.workdir import place_of, saved_run, settled_config
 
     path, _ = place_of(checkpoint)
     saved = None if str(checkpoint).startswith("hf://") else saved_run(path)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from vit_jax.data.augment import (
+from vit_jax.data.randaugment import (
     GREY,
     LEVELS,
     OPERATIONS,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.malformed import encode
-from vit_jax.data.prepare.duplicates import (
+from vit_jax.preparation.duplicates import (
     DISTANCE,
     NO_FINGERPRINT,
     Removed,

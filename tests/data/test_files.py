@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_sources import no_regular_files
-from vit_jax.data.files import ImageFiles, find_images, read_images
+from vit_jax.data.image_files import ImageFiles, find_images, read_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
 

@@ -12,7 +12,7 @@ from absl import flags
 from vit_jax.data.pipeline import SkipLog, decoders, evaluation_batches, training_batches
 from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources.base import Example
-from vit_jax.data.sources.memory import InMemory
+from vit_jax.data.sources.in_memory import InMemory
 from vit_jax.errors import UserError
 
 SIZE = 37  # Divides by no batch size below.

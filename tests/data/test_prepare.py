@@ -17,11 +17,11 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from PIL import Image
 
 from tests.data.test_sources import no_regular_files
-from vit_jax.data.prepare import readers, records
-from vit_jax.data.prepare.index import Task
-from vit_jax.data.prepare.removal import Embedder
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
+from vit_jax.preparation import readers, writer
+from vit_jax.preparation.duplicate_removal import Embedder
+from vit_jax.preparation.index import Task
 
 GOLDEN = Path(__file__).parent / "golden"
 CLASSES = ("n00000001", "n00000022", "n00000333")
@@ -132,13 +132,13 @@ def run(tasks: list[Task], what: str, unit: str) -> None:
             task.function(*task.arguments)
 
 
-def prepare(source: Path | str, out: Path, label_key=None, **options) -> records.Prepared:
-    return records.prepare(
-        readers.find(str(source), None, label_key), out, records.Options(**options), run, run
+def prepare(source: Path | str, out: Path, label_key=None, **options) -> writer.Prepared:
+    return writer.prepare(
+        readers.find(str(source), None, label_key), out, writer.Options(**options), run, run
     )
 
 
-def read(done: records.Prepared, split: str) -> list[tuple[bytes, tuple[int, ...]]]:
+def read(done: writer.Prepared, split: str) -> list[tuple[bytes, tuple[int, ...]]]:
     source = open_source("tfds", split, path=done.path, label_key=done.label_key)
     return [tuple(source[i]) for i in range(len(source))]
 
@@ -169,7 +169,7 @@ def test_each_kind_keeps_every_example_once(make, kind, splits, tmp_path):
         expected = sorted((image, (label,)) for _, image, label in ALL[split])
         assert sorted(read(done, split)) == expected
     assert open_source("tfds", "train", path=done.path).class_names == CLASSES
-    assert not (done.folder / records.WORK).exists()
+    assert not (done.folder / writer.WORK).exists()
 
 
 def test_several_labels_an_image_are_a_sequence(tmp_path):
@@ -359,9 +359,9 @@ def test_near_duplicates_are_found_by_a_models_embeddings(tmp_path):
     prepare(tmp_path / "source", tmp_path / "whole")
     embedder = Embedder(8, lambda pixels: pixels.mean((1, 2)).astype(np.float32), 0.9999)
     test = f"source:{tmp_path / 'whole'}/test"
-    options = records.Options(deduplicate_against=(test,), embeddings="mean colour")
+    options = writer.Options(deduplicate_against=(test,), embeddings="mean colour")
     source = readers.find(str(tmp_path / "source"), None, None)
-    done = records.prepare(source, tmp_path / "out", options, run, run, (embedder, run))
+    done = writer.prepare(source, tmp_path / "out", options, run, run, (embedder, run))
     assert done.splits == {"train": 2, "test": 2}
     lines = (done.folder / "removed.csv").read_text().splitlines()
     assert lines[0] == "example,reference,similarity"
@@ -514,7 +514,7 @@ def test_tfds_sees_the_data_set_only_when_it_is_whole(folder, tmp_path):
 
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        records.prepare(readers.find(str(folder)), out, records.Options(shards=4), run, stop)
+        writer.prepare(readers.find(str(folder)), out, writer.Options(shards=4), run, stop)
     with pytest.raises(UserError, match="TFDS knows no data set"):
         open_source("tfds", "train", path=f"pets:{out}")
     first = {path: path.stat().st_mtime_ns for path in out.glob("pets/1.0.0/*.array_record*")}

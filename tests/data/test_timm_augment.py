@@ -12,7 +12,7 @@ from scipy.stats import chi2_contingency, ks_2samp
 
 from vit_jax.config import rand_policy
 from vit_jax.data import timm_augment
-from vit_jax.data.augment import host_augmentation
+from vit_jax.data.randaugment import host_augmentation
 from vit_jax.data.timm_augment import OPERATIONS, RESAMPLING, RandPolicy
 
 FILL = (124, 116, 104)

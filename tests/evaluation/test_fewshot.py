@@ -13,7 +13,7 @@ from tests.evaluation import plain
 from vit_jax.config import base_config, data_set
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Subset
-from vit_jax.data.sources.memory import InMemory
+from vit_jax.data.sources.in_memory import InMemory
 from vit_jax.errors import UserError
 from vit_jax.evaluation import fewshot
 from vit_jax.evaluation.features import extractor_of, transfer_crop
@@ -21,7 +21,7 @@ from vit_jax.evaluation.fewshot import Accuracy, Task, best_penalty, choose, few
 from vit_jax.load import load_model
 from vit_jax.models import create_model
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.loop import train
+from vit_jax.runs.loop import train
 
 MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
 SMALL = dict(image_size=16, dim=16, depth=1, hidden=32, heads=2)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.inspection.attention import attention_distance, check_attends, of_patches, rollout
+from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
 from vit_jax.models import create_model
 
 SMALL = dict(num_classes=5, dim=16, depth=3, hidden=32, heads=2)

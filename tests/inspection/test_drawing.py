@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.files import ImageFiles, find_images, read_images
+from vit_jax.data.image_files import ImageFiles, find_images, read_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.inspection.drawing import draw_all
 from vit_jax.models import create_model

@@ -79,7 +79,7 @@ def test_any_damage_is_a_user_error_or_harmless(data, tmp_path_factory):
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     file.write_bytes(content)
-    from vit_jax.interop.files import open_tensors
+    from vit_jax.interop.tensor_files import open_tensors
 
     try:
         for tensor in open_tensors(file).values():

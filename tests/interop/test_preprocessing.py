@@ -12,7 +12,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of, save
 from vit_jax.interop.preprocessing import Preprocessing, of_timm, of_transformers
-from vit_jax.training.workdir import checkpoint_crop, open_any
+from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 TINY = dict(image_size=32, patch_size=8, dim=24, depth=1, hidden=48, heads=2, num_classes=3)
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))

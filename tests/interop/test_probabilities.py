@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.evaluation.features import extractor_of, likeliest
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.workdir import checkpoint_crop, open_any
+from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 CLASSES = 10
 EXACT = 1e-3  # What a probability may differ by.

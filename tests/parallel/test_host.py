@@ -11,7 +11,7 @@ import pytest
 STEPS = """
 import resource
 import jax, jax.numpy as jnp
-from vit_jax.parallel.host import keep_freed_memory
+from vit_jax.parallel.process_settings import keep_freed_memory
 KEEP
 x = jnp.ones((8192, 8))
 step = jax.jit(lambda x: jax.lax.optimization_barrier(x @ x.T).max())
@@ -40,7 +40,7 @@ def test_a_step_on_the_cpu_finds_the_memory_of_the_one_before():
 def test_memory_is_no_more_than_what_this_process_may_have():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
-        "from vit_jax.parallel.host import host_memory\n"
+        "from vit_jax.parallel.process_settings import host_memory\n"
         "limit, free = host_memory(); print(0 < free <= limit <= 2**33)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -16,7 +16,7 @@ from tests.parallel.meshes import MESHES, MODELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, model_factory
 from vit_jax.parallel.mesh import check_batch, make_mesh
-from vit_jax.parallel.rules import parameter_shardings, path_name
+from vit_jax.parallel.sharding import parameter_shardings, path_name
 
 EIGHT = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",

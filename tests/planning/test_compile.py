@@ -10,7 +10,7 @@ from tests.test_config import load
 from vit_jax.errors import UserError
 from vit_jax.parallel import chips
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.planning import advice
+from vit_jax.planning import choices
 from vit_jax.planning.compile import compile_step, find_slice, topology_devices
 from vit_jax.planning.estimate import estimate, make_job, table
 from vit_jax.planning.hlo import by, total
@@ -39,7 +39,7 @@ def small(**changes):
     config.model.pooling = "gap"
     config.model.update(dict(dim=128, depth=2, hidden=256, heads=2, dtype="bfloat16"))
     config.batch_size, config.steps, config.optimizer.warmup_steps = 64, 10, 1
-    return advice.changed(config, changes)
+    return choices.changed(config, changes)
 
 
 def step_for_v5e() -> jax.stages.Lowered:
@@ -111,7 +111,7 @@ def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
     assert not failed.fits and failed.memory.total > WHERE.chip.memory_bytes
     assert "does not fit" in table(failed)
     said = []
-    changes, found = advice.nearest_fit(config, make_job(config, None), WHERE, PRICES, failed, said.append)
+    changes, found = choices.nearest_fit(config, make_job(config, None), WHERE, PRICES, failed, said.append)
     assert found.fits and found.memory.total < WHERE.chip.memory_bytes
     assert changes["mesh.fsdp"] == 4 and said == ["trying --config.mesh.fsdp=4"]
 

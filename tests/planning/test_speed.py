@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from vit_jax.benchmarks import peers
+from vit_jax.benchmarks import other_projects
 from vit_jax.planning.compile import compile_step, find_slice
 from vit_jax.planning.hlo import total
 
@@ -24,9 +24,9 @@ def step():
     for name, version in VERSIONS.items():
         if importlib.metadata.version(name) != version:
             pytest.skip(f"the figures are of {name} {version}")
-    config = peers.our_config("ViT-B/16", 224, "bfloat16")
+    config = other_projects.our_config("ViT-B/16", 224, "bfloat16")
     config.model.depth, config.batch_size = 2, 8 * 64
-    return compile_step(config, find_slice("v3", "2x2"), peers.CLASSES, steps=10**6)
+    return compile_step(config, find_slice("v3", "2x2"), other_projects.CLASSES, steps=10**6)
 
 
 def test_cycles_of_b16_have_not_risen(step):

@@ -152,7 +152,7 @@ def main() -> None:
     left = [case for case in cases(given.keys) if (case[0], case[1][:40]) not in done]
     # Modules are imported once, in the process that the cases are forked from.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vit_jax.main", "vit_jax.training.loop"])
+    context.set_forkserver_preload(["vit_jax.main", "vit_jax.runs.loop"])
     began = time.monotonic()
 
     def one(case):

@@ -7,7 +7,7 @@ import os
 import time
 
 from vit_jax import command, main
-from vit_jax.training import loop
+from vit_jax.runs import loop
 from vit_jax.training.program import Program, make_program
 
 

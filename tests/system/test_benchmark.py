@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from tests.conftest import name_missing_operators
-from vit_jax.benchmarks import inference, peers, tpu, train
-from vit_jax.benchmarks.train import memory_of
+from vit_jax.benchmarks import bench_inference, bench_tpu, bench_train, other_projects
+from vit_jax.benchmarks.bench_train import memory_of
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.parallel.chips import GIB
@@ -52,7 +52,7 @@ def rows(printed: str) -> dict[str, list[str]]:
 def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_how_to_get_it(
     checkouts, capsys
 ):
-    train.measure(**TINY, against=["vision_transformer", "big_vision"], checkouts=str(checkouts))
+    bench_train.measure(**TINY, against=["vision_transformer", "big_vision"], checkouts=str(checkouts))
     table = rows(capsys.readouterr().out)
     ours, theirs = (
         float(table[name][2].replace(",", "")) for name in ("ViT-mu/16 32", "big_vision, unrolled")
@@ -64,7 +64,7 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
     )
 
 
-@pytest.mark.parametrize("part", [part for part in tpu.PARTS if "." in part])
+@pytest.mark.parametrize("part", [part for part in bench_tpu.PARTS if "." in part])
 def test_parts_of_a_step_are_functions_that_there_are(part):
     owner, method = part.split(".")
     assert callable(getattr(getattr(vit, owner), method))
@@ -85,14 +85,14 @@ def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
     assert result.returncode == 0, result.stderr
     table = rows(result.stdout)
     # One dense layer: ours takes more.
-    for option in peers.PEERS["big_vision"].options:
+    for option in other_projects.PEERS["big_vision"].options:
         assert float(table[f"big_vision, {option}"][6]) > 1
 
 
 def test_a_folder_that_is_not_the_checkout_is_named(tmp_path):
     (tmp_path / "big_vision").mkdir()
     with pytest.raises(UserError, match="vit.py: it is not the checkout"):
-        peers.PEERS["big_vision"].make(tmp_path / "big_vision", "ViT-mu/16", "float32")
+        other_projects.PEERS["big_vision"].make(tmp_path / "big_vision", "ViT-mu/16", "float32")
 
 
 def test_unknown_peer_is_one_line(run):
@@ -104,16 +104,16 @@ def test_unknown_peer_is_one_line(run):
 def test_inference_is_a_row_for_each_image_size_and_a_plot(tmp_path, capsys):
     out = tmp_path / "figures" / "inference.png"
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[32, 64], turns=1, seconds=0)
-    inference.measure(**values, against=[], out=str(out))
+    bench_inference.measure(**values, against=[], out=str(out))
     table = rows(capsys.readouterr().out)
     assert all(float(table[f"ViT-mu/16 {size}"][2].replace(",", "")) > 0 for size in (32, 64))
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_largest_batch_is_the_last_that_fits_by_the_compilers_word(capsys):
-    limit = memory_of(inference.compile_ours("ViT-mu/16", 3, 64, "float32"))
+    limit = memory_of(bench_inference.compile_ours("ViT-mu/16", 3, 64, "float32"))
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[64], turns=1, seconds=0)
-    inference.measure(**values, against=[], largest=True, memory_gib=limit / GIB)
+    bench_inference.measure(**values, against=[], largest=True, memory_gib=limit / GIB)
     assert rows(capsys.readouterr().out)["ViT-mu/16 64"] == ["3"]  # The second table's row.
 
 
@@ -124,14 +124,14 @@ def test_the_largest_batch_is_found_to_one_part_in_32_where_the_compiler_refuses
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return images * 10
 
-    found = inference.largest_batch(memory, 10 * most)
+    found = bench_inference.largest_batch(memory, 10 * most)
     assert most * 31 / 32 <= found <= most
 
 
 def test_inference_without_onnxruntime_is_a_row_that_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[32], turns=1, seconds=0)
-    inference.measure(**values, against=["onnxruntime", "timm"])
+    bench_inference.measure(**values, against=["onnxruntime", "timm"])
     table = rows(capsys.readouterr().out)
     assert "pip install onnxruntime onnxscript timm torch" in table["onnxruntime: skipped"][0]
     assert "pip install timm torch" in table["timm: skipped"][0]
@@ -142,12 +142,12 @@ def test_onnxruntime_runs_timms_model_beside_ours(capsys):
     for name in ("timm", "onnxruntime", "onnxscript"):
         pytest.importorskip(name)
     values = dict(models=["ViT-Ti/16"], images=2, image_sizes=[32], turns=1, seconds=0)
-    inference.measure(**values, against=["onnxruntime", "timm"])
+    bench_inference.measure(**values, against=["onnxruntime", "timm"])
     others = [name for name in rows(capsys.readouterr().out) if name.endswith("vit_tiny_patch16_224")]
     assert [name.split()[0] for name in others] == ["onnxruntime", "timm"]
 
 
 def test_an_image_size_that_patches_do_not_divide_is_refused_before_anything_is_measured(capsys):
     with pytest.raises(UserError, match="patch size 16 does not divide"):
-        inference.measure(models=["ViT-mu/16"], images=1, image_sizes=[32, 40], against=[])
+        bench_inference.measure(models=["ViT-mu/16"], images=1, image_sizes=[32, 40], against=[])
     assert not capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 
 import vit_jax
 from tests.system.conftest import SMALL
-from vit_jax.training.checkpoint import Checkpoints
+from vit_jax.runs.checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="module")

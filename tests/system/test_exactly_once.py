@@ -15,7 +15,7 @@ import sys, time
 import numpy as np
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources.memory import InMemory
+from vit_jax.data.sources.in_memory import InMemory
 
 images, batch, steps, first_step, process, processes = map(int, sys.argv[1:7])
 pixels = np.zeros((images, 4, 4, 3), np.uint8)

@@ -12,8 +12,8 @@ from flax import nnx
 import vit_jax
 from tests.interop.helpers import random_model, write
 from vit_jax.config import from_json
-from vit_jax.training.evaluator import test_crop as evaluation_crop
-from vit_jax.training.workdir import checkpoint_crop, open_any
+from vit_jax.runs.evaluator import test_crop as evaluation_crop
+from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 # From the checkpoint of `finished`, at twice its resolution.
 FINETUNE = (
@@ -74,7 +74,7 @@ def test_model_that_is_loaded_is_the_one_that_was_evaluated(tuned):
     workdir, _ = tuned
     model = vit_jax.load_model(workdir, say=str)
     from vit_jax.data.preprocess import TestCrop
-    from vit_jax.data.sources.memory import digits
+    from vit_jax.data.sources.in_memory import digits
 
     source, crop = digits("test"), TestCrop(32, "square", 32)
     images = np.stack([crop(source[i].image) for i in range(len(source))])
@@ -114,7 +114,7 @@ def test_fine_tuning_that_was_stopped_ends_with_the_same_bits(tuned, run, finish
 def test_checkpoint_or_split_that_does_not_fit_is_one_line(flags, words, finished, tmp_path):
     from vit_jax.config import base_config, check
     from vit_jax.errors import UserError
-    from vit_jax.training.loop import train
+    from vit_jax.runs.loop import train
 
     config = base_config()
     values = {"model.name": "", "data.image_size": 16, "data.test_resize": 16, "steps": 2}

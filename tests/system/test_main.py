@@ -10,7 +10,7 @@ import pytest
 
 import vit_jax
 from tests.system.conftest import FAST_COMPILE, SMALL
-from vit_jax.training.goodput import KINDS
+from vit_jax.runs.goodput import KINDS
 
 
 def losses(workdir):

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from tests.system.conftest import parameters
-from vit_jax.data.sources.memory import digits
-from vit_jax.training.checkpoint import DAMAGED
+from vit_jax.data.sources.in_memory import digits
+from vit_jax.runs.checkpoints import DAMAGED
 
 
 @pytest.fixture

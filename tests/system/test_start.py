@@ -41,7 +41,7 @@ def test_a_model_is_made_with_few_small_compilations_and_without_what_trains_it(
 
 def test_a_run_starts_without_what_it_may_never_need():
     others = {"matplotlib", "scipy.linalg", "scipy.ndimage", "huggingface_hub"}
-    code = f"import sys, vit_jax.training.loop; print(sorted({others} & set(sys.modules)))"
+    code = f"import sys, vit_jax.runs.loop; print(sorted({others} & set(sys.modules)))"
     process = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},

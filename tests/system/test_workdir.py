@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.system.conftest import SMALL
-from vit_jax.training.lock import Lock
+from vit_jax.runs.workdir_lock import Lock
 
 LONG = (*SMALL, "--config.steps=100000", "--config.evaluate_every=100000", "--config.checkpoint.every=100000")
 

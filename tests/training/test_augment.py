@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
 from vit_jax.models.pixels import to_floats
-from vit_jax.training.augment import (
+from vit_jax.training.mixing import (
     augment,
     cutmix_weights,
     mix,

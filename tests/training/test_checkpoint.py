@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.training.checkpoint import DAMAGED, Checkpoints, DamagedCheckpoint, load_items
+from vit_jax.runs.checkpoints import DAMAGED, Checkpoints, DamagedCheckpoint, load_items
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,7 +150,7 @@ import grp, os, pathlib, pwd, sys
 import numpy as np
 from tests.training.test_checkpoint import FORBIDDEN, large_items
 from vit_jax.errors import mistake
-from vit_jax.training.checkpoint import Checkpoints, load_items
+from vit_jax.runs.checkpoints import Checkpoints, load_items
 folder = pathlib.Path(sys.argv[1])
 load_items(folder / "0", {"params": large_items(0)["params"]})  # Libraries import more when they read.
 if os.geteuid() == 0:

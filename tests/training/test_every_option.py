@@ -14,7 +14,7 @@ from vit_jax.config import base_config
 from vit_jax.models import ViT, abstract, model_factory
 from vit_jax.models.layers import REMAT, placing
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.parallel.rules import path_name
+from vit_jax.parallel.sharding import path_name
 from vit_jax.training.optimizer import layer_of
 from vit_jax.training.program import abstract_batch, make_program
 

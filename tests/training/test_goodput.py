@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from vit_jax.training.goodput import Ledger, read_rows
+from vit_jax.runs.goodput import Ledger, read_rows
 
 
 def row(step: int, **seconds: float) -> dict:

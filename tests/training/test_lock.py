@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.training.lock import Lock
+from vit_jax.runs.workdir_lock import Lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from vit_jax.errors import UserError
-from vit_jax.training.lock import Lock
+from vit_jax.runs.workdir_lock import Lock
 try:
     with Lock(Path(sys.argv[1]), lambda line: print(line, flush=True), *map(float, sys.argv[2:])) as lock:
         print("held", flush=True)

@@ -13,8 +13,8 @@ from vit_jax.config import leaves
 from vit_jax.errors import UserError, mistake
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training import memory
-from vit_jax.training.memory import MemoryCheck, Needs, needs_of
+from vit_jax.runs import memory_check
+from vit_jax.runs.memory_check import MemoryCheck, Needs, needs_of
 from vit_jax.training.program import Program, abstract_batch, make_program
 
 
@@ -44,7 +44,7 @@ def device(monkeypatch):
     """Gives the device a memory of so many bytes."""
 
     def has(size: float | None, free: float | None = None):
-        monkeypatch.setattr(memory, "memory_of", lambda _: (size, size if free is None else free))
+        monkeypatch.setattr(memory_check, "memory_of", lambda _: (size, size if free is None else free))
 
     return has
 
@@ -113,7 +113,7 @@ def test_what_is_advised_fits(device):
     for changes in found:
         changes = {key: int(value) if value.isdigit() else value for key, value in changes.items()}
         smaller = needs(**{"batch_size": 4096} | changes)
-        assert smaller.certain + memory.TAKEN * smaller.activations <= free
+        assert smaller.certain + memory_check.TAKEN * smaller.activations <= free
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.parallel.rules import path_name
+from vit_jax.parallel.sharding import path_name
 from vit_jax.training.optimizer import clip_by_rms, layer_of, make_optimizer, make_schedule, scale_by_layer
 from vit_jax.training.program import make_program
 

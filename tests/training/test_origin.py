@@ -4,7 +4,7 @@ import pytest
 
 from tests.interop.helpers import random_model, write
 from vit_jax.recipes import finetune
-from vit_jax.training.origin import has_resnet
+from vit_jax.runs.warm_start import has_resnet
 
 SMALL = {
     "ViT-Ti/16": dict(depth=1),

@@ -7,9 +7,9 @@ from vit_jax.config import base_config, check
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of, save
 from vit_jax.interop.preprocessing import Preprocessing
-from vit_jax.training.evaluator import test_crop as evaluation_crop
-from vit_jax.training.loop import train_crop, with_images_of
-from vit_jax.training.origin import find_origin
+from vit_jax.runs.evaluator import test_crop as evaluation_crop
+from vit_jax.runs.loop import train_crop, with_images_of
+from vit_jax.runs.warm_start import find_origin
 
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))
 TINY = dict(image_size=32, patch_size=8, dim=24, depth=1, hidden=48, heads=2, num_classes=3) | IMAGENET

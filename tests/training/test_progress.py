@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vit_jax.progress import Progress, duration
-from vit_jax.training.progress import Console, MetricWriter
+from vit_jax.runs.console import Console, MetricWriter
 
 
 def steps(workdir) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.training.report import Sample, write_report
+from vit_jax.runs.report import Sample, write_report
 
 CONFIG = {"model": {"name": "ViT-Ti/4"}, "data": {"source": "folder", "path": "<pets>"}}
 ROWS = [

@@ -7,7 +7,7 @@ import pytest
 from tests.data.test_slices import make_folder
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
-from vit_jax.training.splits import notes, open_splits
+from vit_jax.runs.splits import notes, open_splits
 
 
 def config_of(**values):

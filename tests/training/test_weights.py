@@ -9,9 +9,9 @@ import pytest
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.parallel.rules import path_name
+from vit_jax.parallel.sharding import path_name
+from vit_jax.training.lora import effective
 from vit_jax.training.program import make_program
-from vit_jax.training.weights import effective
 
 PLAIN = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, schedule="constant", warmup_steps=0)
 

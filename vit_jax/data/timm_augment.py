@@ -1,6 +1,6 @@
 """timm's RandAugment, `rand-m9-mstd0.5-inc1` and its like: that of DeiT's and MAE's fine-tuning.
 
-It differs from AugReg's (vit_jax/data/augment.py) in its operations, in what a level means to them, and in
+It differs from AugReg's (randaugment.py) in its operations, in what a level means to them, and in
 that each operation is done with a probability. Pillow does them, so that the pixels are timm's to the bit.
 """
 

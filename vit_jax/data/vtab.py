@@ -20,8 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.sources.array_record import (
+    Records,
+    image_and_labels,
+    tfds_builder,
+    tfds_feature,
+    tfds_split,
+)
 from vit_jax.data.sources.base import Example
-from vit_jax.data.sources.records import Records, image_and_labels, tfds_builder, tfds_feature, tfds_split
 from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError, nearest
 

@@ -17,7 +17,7 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
-from vit_jax.parallel.rules import parameter_shardings, place_activation
+from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.inspection import embeddings, figures
-from vit_jax.inspection.attention import attention_distance, check_attends, of_patches, rollout
+from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }

@@ -21,7 +21,10 @@ from flax import nnx
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop import google, timm, transformers
-from vit_jax.interop.files import (
+from vit_jax.interop.layout import Entry, entries
+from vit_jax.interop.positions import resize_axis, resize_positions
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.tensor_files import (
     Tensor,
     check_float,
     open_sharded,
@@ -30,9 +33,6 @@ from vit_jax.interop.files import (
     write_npz,
     write_safetensors,
 )
-from vit_jax.interop.layout import Entry, entries
-from vit_jax.interop.positions import resize_axis, resize_positions
-from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.models import SIZES, BiT, ViT, abstract
 from vit_jax.models.pixels import Statistic, plain_statistic
 from vit_jax.models.position import FIXED, PositionEmbedding

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.files import Tensor
 from vit_jax.interop.layout import BLOCK, CHANNELS, DENSE_CONV, UNIT, Entry, Rule, count_units
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import BiT, ViT
 
 _THEIRS = "Transformer/encoderblock_{0}/"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.files import aligned_empty, transpose_into
+from vit_jax.interop.tensor_files import aligned_empty, transpose_into
 
 
 class Layout(NamedTuple):

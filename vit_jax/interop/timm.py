@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.files import Tensor
 from vit_jax.interop.layout import (
     BLOCK,
     CONV,
@@ -26,6 +25,7 @@ from vit_jax.interop.layout import (
 )
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
+from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import SIZES, BiT, ViT
 from vit_jax.models.resnet import resnet_stride
 

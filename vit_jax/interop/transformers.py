@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 
 from vit_jax.errors import UserError
-from vit_jax.interop.files import Tensor
 from vit_jax.interop.layout import (
     BLOCK,
     CONV,
@@ -21,6 +20,7 @@ from vit_jax.interop.layout import (
     torch_norm,
 )
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_transformers, per_channel, to_transformers
+from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import BiT, ViT
 
 _QKV = ("query", "key", "value")

@@ -12,7 +12,7 @@ from functools import partial
 from flax import nnx
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.models.card import ModelCard, abstract, count_multiply_adds, count_parameters
+from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
 from vit_jax.models.resnet import BiT
 from vit_jax.models.vit import ViT
 

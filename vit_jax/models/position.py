@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.models import initial
+from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
 
@@ -24,7 +24,7 @@ class PositionEmbedding(nnx.Module):
         rows, columns = grid
 
         def table(*shape):
-            return nnx.Param(initial.normal(0.02)(rngs.params(), shape))
+            return nnx.Param(initializers.normal(0.02)(rngs.params(), shape))
 
         if kind == "1d":
             self.table = table(1, special + rows * columns, dim)

@@ -16,7 +16,7 @@ from flax import nnx
 
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
-from vit_jax.models import initial
+from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.pixels import ImageModel, Statistic
 
@@ -44,7 +44,7 @@ class StdConv(nnx.Module):
     """A convolution whose kernel is brought to mean 0 and deviation 1 for each output channel."""
 
     def __init__(self, inputs, outputs, size, *, stride=1, rules: Rules, dtype, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(initial.lecun()(rngs.params(), (size, size, inputs, outputs)))
+        self.kernel = nnx.Param(initializers.lecun()(rngs.params(), (size, size, inputs, outputs)))
         self.size, self.stride, self.rules, self.dtype = size, stride, rules, dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ class _AxisAttention(nnx.Module):
         head = width // heads
         # Of offsets -(length - 1) to length - 1, for queries, keys and values.
         self.relative_embedding = nnx.Param(
-            initial.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
+            initializers.normal(head**-0.5)(rngs.params(), (2 * length - 1, 2 * head))
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:

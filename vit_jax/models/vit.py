@@ -17,7 +17,7 @@ from flax import nnx
 
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
-from vit_jax.models import initial
+from vit_jax.models import initializers
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
 from vit_jax.models.layers import capturing, named, platform, run_layers
@@ -52,7 +52,7 @@ class Attention(nnx.Module):
         qk_norm: bool = False,
         offsets: int = 0,
         epsilon: float = 1e-6,
-        scheme: initial.Scheme = initial.SCHEMES["flax"],
+        scheme: initializers.Scheme = initializers.SCHEMES["flax"],
         dtype,
         rngs: nnx.Rngs,
     ):
@@ -63,9 +63,9 @@ class Attention(nnx.Module):
         self.query_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
         self.key_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
         if offsets:
-            self.relative_embedding = nnx.Param(initial.normal(0.02)(rngs.params(), (offsets, head_dim)))
+            self.relative_embedding = nnx.Param(initializers.normal(0.02)(rngs.params(), (offsets, head_dim)))
         self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initial.xavier(), dtype=dtype, rngs=rngs
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
         )
 
     def __call__(
@@ -123,16 +123,16 @@ class Mlp(nnx.Module):
         kind: str,
         dropout: float,
         gelu: str,
-        scheme: initial.Scheme = initial.SCHEMES["flax"],
+        scheme: initializers.Scheme = initializers.SCHEMES["flax"],
         dtype,
         rngs: nnx.Rngs,
     ):
         values = dict(bias_init=scheme.mlp_bias, dtype=dtype, rngs=rngs)
         if kind == "swiglu":
-            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initial.xavier(parts=2), **values)
+            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initializers.xavier(parts=2), **values)
         else:
-            self.fc1 = nnx.Linear(dim, hidden, kernel_init=initial.xavier(), **values)
-        self.fc2 = nnx.Linear(hidden, dim, kernel_init=initial.xavier(), **values)
+            self.fc1 = nnx.Linear(dim, hidden, kernel_init=initializers.xavier(), **values)
+        self.fc2 = nnx.Linear(hidden, dim, kernel_init=initializers.xavier(), **values)
         self.kind, self.gelu = kind, gelu
         self.dropout = dropout
 
@@ -168,7 +168,7 @@ class EncoderBlock(nnx.Module):
         qk_norm: bool,
         offsets: int,
         epsilon: float,
-        scheme: initial.Scheme = initial.SCHEMES["flax"],
+        scheme: initializers.Scheme = initializers.SCHEMES["flax"],
         dtype,
         rngs: nnx.Rngs,
     ):
@@ -240,15 +240,15 @@ class AttentionPooling(nnx.Module):
         self, dim: int, heads: int, hidden: int, *, gelu: str, epsilon: float, dtype, rngs: nnx.Rngs
     ):
         head_dim = dim // heads
-        self.probe = nnx.Param(initial.xavier()(rngs.params(), (1, 1, dim)))
+        self.probe = nnx.Param(initializers.xavier()(rngs.params(), (1, 1, dim)))
         self.query = nnx.LinearGeneral(
-            dim, (heads, head_dim), kernel_init=initial.xavier(), dtype=dtype, rngs=rngs
+            dim, (heads, head_dim), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
         )
         self.key_value = nnx.LinearGeneral(
-            dim, (2, heads, head_dim), kernel_init=initial.xavier(parts=2), dtype=dtype, rngs=rngs
+            dim, (2, heads, head_dim), kernel_init=initializers.xavier(parts=2), dtype=dtype, rngs=rngs
         )
         self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initial.xavier(), dtype=dtype, rngs=rngs
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
         )
         self.norm = _layer_norm(dim, epsilon, dtype, rngs)
         self.mlp = Mlp(dim, hidden, kind="gelu", dropout=0.0, gelu=gelu, dtype=dtype, rngs=rngs)
@@ -403,7 +403,7 @@ class ViT(ImageModel):
         self.special = self.cls_token + (distillation != "none")  # Tokens before the patches.
         self.tokens = self.special + math.prod(self.grid) + registers
 
-        compute, scheme = jnp.dtype(dtype), initial.SCHEMES[initialization]
+        compute, scheme = jnp.dtype(dtype), initializers.SCHEMES[initialization]
 
         def hybrid_trunk():
             return ResNet(
@@ -435,7 +435,7 @@ class ViT(ImageModel):
         def token():
             # A layer norm of zeros has a gradient of 1 / sqrt(epsilon), which is 1,000.
             shape = (1, 1, dim)
-            return nnx.Param(jnp.zeros(shape) if learned else initial.normal(0.02)(rngs.params(), shape))
+            return nnx.Param(jnp.zeros(shape) if learned else initializers.normal(0.02)(rngs.params(), shape))
 
         if self.cls_token:
             self.cls = token()
@@ -450,7 +450,7 @@ class ViT(ImageModel):
         else:
             self.position_embedding = positions() if position in ("1d", "2d", *FIXED) else None
         if registers:
-            self.register_tokens = nnx.Param(initial.normal(0.02)(rngs.params(), (1, registers, dim)))
+            self.register_tokens = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, registers, dim)))
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
         offsets = 0
@@ -485,7 +485,7 @@ class ViT(ImageModel):
             )
 
         def hidden_layer():
-            return nnx.Linear(dim, dim, kernel_init=initial.lecun(), dtype=compute, rngs=rngs)
+            return nnx.Linear(dim, dim, kernel_init=initializers.lecun(), dtype=compute, rngs=rngs)
 
         self.pre_logits = hidden_layer() if pre_logits else None
         self.head = linear_head(dim, num_classes, head_bias, rngs) if num_classes else None

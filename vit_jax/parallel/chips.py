@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from vit_jax.errors import UserError
-from vit_jax.parallel.host import host_memory
+from vit_jax.parallel.process_settings import host_memory
 
 GIB = 2**30
 

@@ -20,7 +20,7 @@ from vit_jax.libtpu import ENVIRONMENT
 from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
-from vit_jax.training.memory import held
+from vit_jax.runs.memory_check import held
 from vit_jax.training.program import abstract_batch, make_program
 
 VERSION = "1"  # Of what is kept in the cache.

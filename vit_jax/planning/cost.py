@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import is_supervised
 from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
-from vit_jax.models.card import training_flops
+from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
 
 # Images before a split is cut, and classes, of sets that need not be here: the paper's, and the quickstart's.

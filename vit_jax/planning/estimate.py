@@ -13,9 +13,9 @@ from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
 from vit_jax.planning.cost import Cost, Job, cost, data_set
 from vit_jax.planning.hlo import by, total
-from vit_jax.training.loop import step_count
+from vit_jax.runs.loop import step_count
 from vit_jax.training.objectives import forward_multiply_adds, make_objective
-from vit_jax.training.workdir import model_arguments
+from vit_jax.training.program import model_arguments
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from vit_jax.models.attention import SCORES, VALUES
-from vit_jax.models.card import count_taps
+from vit_jax.models.model_card import count_taps
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
@@ -211,7 +211,7 @@ class _Module:
                 return function
             if file.endswith("/training/step.py") or ("/optax/" in file and "/losses/" not in file):
                 outermost = "optimizer"  # What the step itself does is to take the update or to leave it.
-            elif file.endswith("/training/augment.py"):
+            elif file.endswith("/training/mixing.py"):
                 return "augmentation"
             elif "/training/objectives/" in file:
                 return "loss"

@@ -16,13 +16,13 @@ from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.models.card import multiply_adds
+from vit_jax.models.model_card import multiply_adds
 from vit_jax.parallel.chips import Chip, find_chip
 from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mesh_shape
 from vit_jax.planning.compile import Memory, Slice
 from vit_jax.planning.cost import Job, cost
 from vit_jax.planning.estimate import Estimate, choices
-from vit_jax.training.memory import PRODUCTS, bytes_of, most_alive
+from vit_jax.runs.memory_check import PRODUCTS, bytes_of, most_alive
 from vit_jax.training.program import abstract_batch, make_program
 
 

@@ -9,7 +9,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.parallel.rules import path_name
+from vit_jax.parallel.sharding import path_name
 
 
 def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:

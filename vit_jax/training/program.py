@@ -14,14 +14,13 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import ViT, abstract, model_factory
-from vit_jax.models.card import training_flops
+from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
-from vit_jax.parallel.rules import optimizer_shardings, parameter_shardings
+from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
+from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained
 from vit_jax.training.objectives import forward_multiply_adds, make_objective
 from vit_jax.training.optimizer import make_optimizer, make_schedule
 from vit_jax.training.step import Metrics, State, init_metrics, init_state, make_train_step, weights_of
-from vit_jax.training.weights import Weights, effective, init_extra, objective_weights, trained
-from vit_jax.training.workdir import model_arguments
 
 OBJECTIVE = 2**31  # Folded into the seed for the objective's parameters.
 
@@ -84,6 +83,12 @@ class Program(NamedTuple):
             host = None
         with jax.default_device(host):
             return make()
+
+
+def model_arguments(config: ConfigDict) -> dict:
+    """Arguments of `model_factory` from a config; sizes left open are the name's."""
+    chosen = {key: value for key, value in config.model.items() if value is not None}
+    return chosen | {"image_size": config.data.image_size}
 
 
 def make_program(

@@ -16,15 +16,15 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from vit_jax.data.augment import resolve
+from vit_jax.data.randaugment import resolve
 from vit_jax.errors import UserError
 from vit_jax.models.layers import placing
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
-from vit_jax.parallel.rules import place_activation
-from vit_jax.training.augment import augment
+from vit_jax.parallel.sharding import place_activation
+from vit_jax.training.lora import Weights, effective, objective_weights, trained
+from vit_jax.training.mixing import augment
 from vit_jax.training.optimizer import average_share
-from vit_jax.training.weights import Weights, effective, objective_weights, trained
 
 # Folded into a step's key; dropout folds in small numbers.
 AUGMENT, PREPARE = 2**31, 2**31 + 1

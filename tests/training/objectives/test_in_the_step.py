@@ -8,7 +8,7 @@ from tests.training.objectives.small import SMALL, config_of
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.training.evaluator import Evaluator
+from vit_jax.runs.evaluator import Evaluator
 from vit_jax.training.program import Program, make_program
 
 OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}}

@@ -6,11 +6,11 @@ Sources are read by many threads and sent to worker processes, so they hold no o
 
 from collections.abc import Sequence
 
+from vit_jax.data.sources.array_record import array_records, tfds_records
 from vit_jax.data.sources.base import Source, of_classes
 from vit_jax.data.sources.folder import Folder
-from vit_jax.data.sources.memory import Synthetic, digits
+from vit_jax.data.sources.in_memory import Synthetic, digits
 from vit_jax.data.sources.mixture import Mixture
-from vit_jax.data.sources.records import array_records, tfds_records
 from vit_jax.data.sources.slices import sliced
 from vit_jax.errors import UserError, nearest
 

@@ -16,10 +16,10 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.config import is_supervised
-from vit_jax.data.augment import resolve
+from vit_jax.data.randaugment import resolve
 from vit_jax.errors import UserError
 from vit_jax.models import ViT, count_multiply_adds
-from vit_jax.models.card import traced_multiply_adds
+from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch

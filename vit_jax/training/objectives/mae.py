@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.models import initial
+from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import FIXED, sincos2d
 from vit_jax.models.vit import EncoderBlock
@@ -67,8 +67,8 @@ class MAE(nnx.Module):
             )
         dtype = model.patch_embedding.dtype
         values = dict(dtype=dtype, rngs=rngs)
-        self.embedding = nnx.Linear(model.dim, dim, kernel_init=initial.xavier(), **values)
-        self.mask = nnx.Param(initial.normal(0.02)(rngs.params(), (1, 1, dim)))
+        self.embedding = nnx.Linear(model.dim, dim, kernel_init=initializers.xavier(), **values)
+        self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
         same = dict(
             mlp="gelu",
             gelu="erf",
@@ -78,14 +78,16 @@ class MAE(nnx.Module):
             qk_norm=False,
             offsets=0,
             epsilon=1e-6,
-            scheme=initial.SCHEMES["mae"],
+            scheme=initializers.SCHEMES["mae"],
         )
         self.blocks = nnx.Dict(
             {f"{layer:02d}": EncoderBlock(dim, heads, 4 * dim, **same, **values) for layer in range(depth)}
         )
         self.norm = nnx.LayerNorm(dim, epsilon=1e-6, **values)
         outputs = self.patch**2 * model.channels
-        self.prediction = nnx.Linear(dim, outputs, kernel_init=initial.xavier(), dtype=jnp.float32, rngs=rngs)
+        self.prediction = nnx.Linear(
+            dim, outputs, kernel_init=initializers.xavier(), dtype=jnp.float32, rngs=rngs
+        )
 
     def prepare(self, batch: dict[str, jax.Array], keys: jax.Array) -> dict[str, jax.Array]:
         """The batch with `order` int32 `[batch, patches]`, drawn for each image from its key: the first are

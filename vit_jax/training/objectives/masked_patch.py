@@ -8,7 +8,7 @@ import optax
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.models import initial
+from vit_jax.models import initializers
 from vit_jax.models.pixels import to_floats
 from vit_jax.models.resnet import linear_head
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
@@ -57,7 +57,7 @@ class MaskedPatch(nnx.Module):
         else:
             outputs = CELLS[target] ** 2 * COLORS
         self.metrics = ("patch_accuracy",) if target in CELLS else ()
-        self.mask = nnx.Param(initial.normal(0.02)(rngs.params(), (1, 1, model.dim)))
+        self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, model.dim)))
         self.head = linear_head(model.dim, outputs, 0.0, rngs)
 
     def prepare(self, batch: dict[str, jax.Array], keys: jax.Array) -> dict[str, jax.Array]:

@@ -11,7 +11,8 @@ from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name
 from vit_jax.models import model_factory
-from vit_jax.training.workdir import model_arguments, open_any
+from vit_jax.runs.workdir import open_any
+from vit_jax.training.program import model_arguments
 
 
 class Origin(NamedTuple):

@@ -18,8 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Box, Unreadable, open_image
-from vit_jax.data.prepare import readers
-from vit_jax.data.prepare.index import (
+from vit_jax.errors import UserError
+from vit_jax.preparation import readers
+from vit_jax.preparation.duplicate_removal import Embedder, near_duplicates, report
+from vit_jax.preparation.index import (
     Index,
     Run,
     Task,
@@ -32,8 +34,6 @@ from vit_jax.data.prepare.index import (
     replacing,
     write_json,
 )
-from vit_jax.data.prepare.removal import Embedder, near_duplicates, report
-from vit_jax.errors import UserError
 
 WORK = ".prepare"
 SUMMARY = "prepared.json"  # What a finished data set was made of.

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.loop import class_count, open_feed, step_count
+from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
+from vit_jax.runs.loop import class_count, open_feed, step_count
+from vit_jax.runs.splits import open_splits
 from vit_jax.training.program import make_program
-from vit_jax.training.splits import open_splits
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:

@@ -10,17 +10,17 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.benchmarks import peers
+from vit_jax.benchmarks import other_projects
 from vit_jax.config import is_supervised
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
-from vit_jax.models.card import training_flops
+from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.chips import GIB, peak_flops
-from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import make_mesh, split_batch
+from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.training.program import make_program
 
-PEERS = (*peers.PEERS, "timm")
+PEERS = (*other_projects.PEERS, "timm")
 TIMM_SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 
 
@@ -56,7 +56,7 @@ def measure(
     dtype, batch = dtype or fast_dtype(), images * jax.device_count()
     print_header(images, dtype, "step")
     for model in models:
-        config = peers.our_config(model, image_size, dtype)
+        config = other_projects.our_config(model, image_size, dtype)
         config.batch_size = batch
         runners = [make_ours(f"{model} {image_size}", config)[0]]
         for peer in against:
@@ -124,7 +124,7 @@ def fast_dtype() -> str:
 
 def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
     """The config's training step, and its program."""
-    classes = peers.CLASSES if is_supervised(config) else 0
+    classes = other_projects.CLASSES if is_supervised(config) else 0
     program = make_program(config, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     images, labels = random_batch(config.batch_size, config.data.image_size, program.mesh)
@@ -144,10 +144,13 @@ def make_others(
 ) -> list[Runner]:
     if peer == "timm":
         return [make_timm(model, batch, image_size)]
-    checkout, mesh = peers.find_checkout(peer, checkouts), make_mesh(dict(data=None, fsdp=1, tensor=1))
+    checkout, mesh = (
+        other_projects.find_checkout(peer, checkouts),
+        make_mesh(dict(data=None, fsdp=1, tensor=1)),
+    )
     data, runners = random_batch(batch, image_size, mesh), []
-    for option, values in peers.PEERS[peer].options.items():
-        made = peers.make_step(peer, checkout, model, values, dtype, image_size, batch, mesh)
+    for option, values in other_projects.PEERS[peer].options.items():
+        made = other_projects.make_step(peer, checkout, model, values, dtype, image_size, batch, mesh)
         compiled, seconds = compile_timed(made.run.lower(made.state, *data))
         step = repeated(compiled, made.init(), data)
         runners.append(Runner(f"{peer}, {option}", seconds, memory_of(compiled), step))
@@ -170,7 +173,7 @@ def make_timm(model: str, batch: int, image_size: int) -> Runner:
     module = module.to(device)
     optimizer = torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.1, fused=device.type == "cuda")
     images = torch.randint(256, (batch, 3, image_size, image_size), dtype=torch.uint8, device=device)
-    labels = torch.randint(peers.CLASSES, (batch,), device=device)
+    labels = torch.randint(other_projects.CLASSES, (batch,), device=device)
     started = time.perf_counter()
     forward = torch.compile(module) if device.type == "cuda" else module
 
@@ -206,14 +209,14 @@ def timm_model(model: str, image_size: int) -> tuple:
     name = f"vit_{TIMM_SIZES.get(size)}_patch{patch}_224"
     if not timm.is_model(name):
         raise UserError(f"timm has no {model}")
-    module = timm.create_model(name, num_classes=peers.CLASSES, img_size=image_size)
+    module = timm.create_model(name, num_classes=other_projects.CLASSES, img_size=image_size)
     return torch, f"timm {timm.__version__}, {name}", module
 
 
 def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Array]:
     random = np.random.default_rng(0)
     images = random.integers(256, size=(batch, image_size, image_size, 3), dtype=np.uint8)
-    labels = random.integers(peers.CLASSES, size=batch, dtype=np.int32)
+    labels = random.integers(other_projects.CLASSES, size=batch, dtype=np.int32)
     return jax.device_put((images, labels), split_batch(mesh))
 
 

@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError, bytes_asked
 from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.parallel.mesh import batch_parts
+from vit_jax.training.lora import trained
 from vit_jax.training.program import Program, abstract_batch
 from vit_jax.training.step import weights_of
-from vit_jax.training.weights import trained
 
 Changes = dict[str, Any]  # Values by key in the config.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError
 from vit_jax.progress import duration
-from vit_jax.training.workdir import MANIFEST, METRICS
+from vit_jax.runs.workdir import MANIFEST, METRICS
 
 
 class Job(NamedTuple):

@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vit_jax.data.prepare import readers
 from vit_jax.errors import UserError
+from vit_jax.preparation import readers
 
 
 class Task(NamedTuple):

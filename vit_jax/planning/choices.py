@@ -11,7 +11,7 @@ from vit_jax.planning.compile import Slice
 from vit_jax.planning.cost import Job
 from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
-from vit_jax.training.memory import LEFT, Changes, changed, in_words, likely_changes
+from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_changes
 
 
 def nearest_fit(

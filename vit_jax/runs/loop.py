@@ -18,37 +18,33 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.config import check_policy, is_supervised, profiled_steps, rand_policy
-from vit_jax.data.augment import host_augmentation, resolve
 from vit_jax.data.pipeline import SkipLog, decoders, training_batches
 from vit_jax.data.preprocess import TrainCrop
+from vit_jax.data.randaugment import host_augmentation, resolve
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.timm_augment import RandPolicy
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShot, in_lines, open_tasks
-from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
-from vit_jax.parallel.rules import path_name
+from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
+from vit_jax.parallel.sharding import path_name
 from vit_jax.progress import duration
-from vit_jax.training.checkpoint import Checkpoints
-from vit_jax.training.evaluator import Evaluator
-from vit_jax.training.feed import Feed
-from vit_jax.training.goodput import Ledger, read_rows
-from vit_jax.training.lock import Lock
-from vit_jax.training.looks import attention_figures, kept_pictures, reconstruction_picture
-from vit_jax.training.memory import MemoryCheck
-from vit_jax.training.origin import Origin, find_origin
-from vit_jax.training.profile import Trace
-from vit_jax.training.program import Program, make_program
-from vit_jax.training.progress import Console, MetricWriter
-from vit_jax.training.report import write_report
-from vit_jax.training.splits import SPOKEN, notes, open_splits
-from vit_jax.training.step import Metrics, State
-from vit_jax.training.stop import StopSignal
-from vit_jax.training.trainlog import TrainLog
-from vit_jax.training.watchdog import Watchdog
-from vit_jax.training.weights import objective_weights
-from vit_jax.training.workdir import (
+from vit_jax.runs.checkpoints import Checkpoints
+from vit_jax.runs.console import Console, MetricWriter
+from vit_jax.runs.device_feed import Feed
+from vit_jax.runs.evaluator import Evaluator
+from vit_jax.runs.goodput import Ledger, read_rows
+from vit_jax.runs.memory_check import MemoryCheck
+from vit_jax.runs.preemption import StopSignal
+from vit_jax.runs.profiler_trace import Trace
+from vit_jax.runs.report import write_report
+from vit_jax.runs.report_pictures import attention_figures, kept_pictures, reconstruction_picture
+from vit_jax.runs.splits import SPOKEN, notes, open_splits
+from vit_jax.runs.training_log import TrainLog
+from vit_jax.runs.warm_start import Origin, find_origin
+from vit_jax.runs.watchdog import Watchdog
+from vit_jax.runs.workdir import (
     CHECKPOINTS,
     METRICS,
     RECONSTRUCTIONS,
@@ -57,6 +53,10 @@ from vit_jax.training.workdir import (
     make_manifest,
     settled_config,
 )
+from vit_jax.runs.workdir_lock import Lock
+from vit_jax.training.lora import objective_weights
+from vit_jax.training.program import Program, make_program
+from vit_jax.training.step import Metrics, State
 
 Figures = dict[str, dict[str, float]]  # Of an evaluation, by split.
 

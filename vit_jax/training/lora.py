@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.parallel.rules import path_name
+from vit_jax.parallel.sharding import path_name
 
 Weights = dict[str, dict]
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from vit_jax.training.goodput import read_rows
+from vit_jax.runs.goodput import read_rows
 
 
 class Console:

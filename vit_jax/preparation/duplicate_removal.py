@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Box, Unreadable, open_image
-from vit_jax.data.prepare import duplicates
-from vit_jax.data.prepare.index import Index, Run, Task, load_index, mapped, save
-from vit_jax.data.prepare.readers import Source, read_image
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
+from vit_jax.preparation import duplicates
+from vit_jax.preparation.index import Index, Run, Task, load_index, mapped, save
+from vit_jax.preparation.readers import Source, read_image
 
 CHUNK = 4096  # Images of a task.
 BATCH = 64  # Images that a model embeds at once.

@@ -1,7 +1,7 @@
 """Augmentations of the cropped uint8 image, by the processes that decode: RandAugment, colour jitter.
 
 RandAugment is AugReg's here; timm's is in vit_jax/data/timm_augment.py. What mixes images with each other is
-on the device (vit_jax/training/augment.py).
+on the device (vit_jax/training/mixing.py).
 """
 
 import dataclasses

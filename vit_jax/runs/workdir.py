@@ -36,9 +36,9 @@ from vit_jax.interop.hub import download
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing
 from vit_jax.models import BiT, ViT
 from vit_jax.parallel.peers import Peers
-from vit_jax.training.checkpoint import load_items
-from vit_jax.training.lock import PREFIX, Lock
-from vit_jax.training.weights import effective, init_extra
+from vit_jax.runs.checkpoints import load_items
+from vit_jax.runs.workdir_lock import PREFIX, Lock
+from vit_jax.training.lora import effective, init_extra
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
@@ -183,12 +183,6 @@ def make_manifest(
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     }
-
-
-def model_arguments(config: ConfigDict) -> dict:
-    """Arguments of `model_factory` from a config; sizes left open are the name's."""
-    chosen = {key: value for key, value in config.model.items() if value is not None}
-    return chosen | {"image_size": config.data.image_size}
 
 
 def open_workdir(workdir: Path, which: str = "") -> Checkpoint:

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax.benchmarks.input import make_photographs
-from vit_jax.data.files import ImageFiles, find_images
+from vit_jax.benchmarks.bench_input import make_photographs
+from vit_jax.data.image_files import ImageFiles, find_images
 from vit_jax.evaluation.features import extractor_of, likeliest, transfer_crop
 from vit_jax.models import create_model
-from vit_jax.parallel.host import keep_freed_memory
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.process_settings import keep_freed_memory
 
 FILES, BATCH, TURNS = 2000, 32, 16
 

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from vit_jax.benchmarks import peers
+from vit_jax.benchmarks import other_projects
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.models.attention import SCORES, VALUES
-from vit_jax.models.card import training_flops
+from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.compile import (
@@ -20,7 +20,7 @@ from vit_jax.planning.compile import (
 )
 from vit_jax.planning.hlo import by, total
 
-PEERS = tuple(peers.PEERS)
+PEERS = tuple(other_projects.PEERS)
 STEPS = 100_000  # The schedule's length; the program is the same for any.
 # Parts of the program by the functions of ours that they are traced in; norms are mostly computed within the
 # products before and after them, and counted there.
@@ -62,25 +62,25 @@ def measure(
     print("|---|---|---|---|---|---|---|---|---|")
     parts = []
     for model in models:
-        config = peers.our_config(model, image_size, "bfloat16")
+        config = other_projects.our_config(model, image_size, "bfloat16")
         for name in slices:
             chip, _, topology = name.partition(":")
             where = find_slice(chip, topology)
             config.batch_size = images * where.devices
-            ours = compile_step(config, where, peers.CLASSES, STEPS)
+            ours = compile_step(config, where, other_projects.CLASSES, STEPS)
             card = model_card(model, image_size=image_size)
             least = training_flops(config.batch_size * card.multiply_adds)
             row(f"{model} {image_size}, {images} images", ours, where, least)
             parts.append((f"{model}, {where}", ours, least / where.devices / flops_in_a_cycle(where)))
             for peer in against:
                 try:
-                    checkout = peers.find_checkout(peer, checkouts)
+                    checkout = other_projects.find_checkout(peer, checkouts)
                 except UserError as error:
                     print(f"| {peer}: skipped | {error} ||||||||")
                     continue
-                for option, values in peers.PEERS[peer].options.items():
+                for option, values in other_projects.PEERS[peer].options.items():
                     mesh = make_mesh(config.mesh, topology_devices(where))
-                    step = peers.make_step(
+                    step = other_projects.make_step(
                         peer, checkout, model, values, "bfloat16", image_size, config.batch_size, mesh
                     )
                     lowered = step.run.lower(step.state, step.images, step.labels)

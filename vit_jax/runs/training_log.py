@@ -7,9 +7,9 @@ import jax
 from vit_jax.errors import UserError
 from vit_jax.parallel.chips import peak_flops
 from vit_jax.progress import duration
-from vit_jax.training.checkpoint import Checkpoints
-from vit_jax.training.goodput import Ledger
-from vit_jax.training.progress import Console, MetricWriter
+from vit_jax.runs.checkpoints import Checkpoints
+from vit_jax.runs.console import Console, MetricWriter
+from vit_jax.runs.goodput import Ledger
 
 
 class TrainLog:

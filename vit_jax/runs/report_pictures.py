@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
-from vit_jax.inspection.attention import attention_distance, check_attends, of_patches, rollout
+from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
 from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import replicated
 

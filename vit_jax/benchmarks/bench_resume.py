@@ -8,7 +8,7 @@ import time
 
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources.memory import Synthetic
+from vit_jax.data.sources.in_memory import Synthetic
 
 BATCH = 10
 EXAMPLES = (10, 100_000_000)
@@ -28,7 +28,7 @@ def measure(rounds: int = 7) -> None:
 
 def _alone(example: int) -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "vit_jax.benchmarks.resume", str(example)], check=True)
+    subprocess.run([sys.executable, "-m", "vit_jax.benchmarks.bench_resume", str(example)], check=True)
     return time.perf_counter() - started
 
 

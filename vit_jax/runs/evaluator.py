@@ -12,10 +12,10 @@ from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
+from vit_jax.runs.report import Sample
+from vit_jax.training.lora import objective_weights
 from vit_jax.training.program import Program
-from vit_jax.training.report import Sample
 from vit_jax.training.step import make_eval_step, make_forward, make_pictures
-from vit_jax.training.weights import objective_weights
 
 
 class Evaluator:

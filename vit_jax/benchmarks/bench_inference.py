@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from vit_jax.benchmarks import peers
-from vit_jax.benchmarks.train import (
+from vit_jax.benchmarks import other_projects
+from vit_jax.benchmarks.bench_train import (
     Runner,
     compile_timed,
     fast_dtype,
@@ -25,8 +25,8 @@ from vit_jax.benchmarks.train import (
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.parallel.chips import GIB
-from vit_jax.parallel.host import keep_freed_memory
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.parallel.process_settings import keep_freed_memory
 from vit_jax.training.program import abstract_batch, make_program
 from vit_jax.training.step import make_forward
 
@@ -58,7 +58,7 @@ def measure(
       UserError: an unknown model, an image size that its patches do not divide, no memory to fit into.
     """
     cards = {
-        (model, size): model_card(model, image_size=size, num_classes=peers.CLASSES)
+        (model, size): model_card(model, image_size=size, num_classes=other_projects.CLASSES)
         for model in models
         for size in image_sizes
     }
@@ -90,9 +90,11 @@ def measure(
 
 
 def lower_ours(model: str, batch: int, image_size: int, dtype: str):
-    config = peers.our_config(model, image_size, dtype)
+    config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
-    program = make_program(config, num_classes=peers.CLASSES, steps=10**6, mesh=make_mesh(config.mesh))
+    program = make_program(
+        config, num_classes=other_projects.CLASSES, steps=10**6, mesh=make_mesh(config.mesh)
+    )
     params = program.state["params"]
     places = jax.tree.map(lambda x: x.sharding, params)
     forward = make_forward(program.graphdef, program.mesh, places)

@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 
 from vit_jax.config import base_config
-from vit_jax.parallel.host import keep_freed_memory, share_interpreter
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.training.checkpoint import Checkpoints
-from vit_jax.training.loop import as_items, open_feed
+from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
+from vit_jax.runs.checkpoints import Checkpoints
+from vit_jax.runs.loop import as_items, open_feed
+from vit_jax.runs.splits import open_splits
 from vit_jax.training.program import make_program
-from vit_jax.training.splits import open_splits
 
 EVERY = 20
 

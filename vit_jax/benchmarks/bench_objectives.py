@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import jax
 
-from vit_jax.benchmarks import peers
-from vit_jax.benchmarks.train import fast_dtype, make_ours, take_turns
-from vit_jax.parallel.host import keep_freed_memory, share_interpreter
+from vit_jax.benchmarks import other_projects
+from vit_jax.benchmarks.bench_train import fast_dtype, make_ours, take_turns
+from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 
 OBJECTIVES = {
     "supervised": {},
@@ -41,7 +41,7 @@ def measure(
     for model in models:
         runners, flops = [], []
         for name, values in OBJECTIVES.items():
-            config = peers.our_config(model, image_size, dtype)
+            config = other_projects.our_config(model, image_size, dtype)
             config.batch_size = batch
             config.objective.update(values)
             runner, compiled = make_ours(f"{model} {image_size}, {name}", config)

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from vit_jax.errors import UserError
-from vit_jax.parallel.rules import path_name
+from vit_jax.parallel.sharding import path_name
 
 DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
 
