@@ -16,11 +16,11 @@ from vit_jax.data.sources.slices import absolute, cut, split_range, stratified
 from vit_jax.errors import UserError
 
 CLASSES, EACH = 100, 20
-README = Path(__file__).parents[2] / "README.md"
-# Those of README's examples and of the configs, and the halves, tenths and quarters of other papers.
+ROOT = Path(__file__).parents[2]
+PAGES = "\n".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+# Those of the examples in README and docs, those of configs, and the halves, tenths and quarters of papers.
 SLICES = sorted(
-    {*re.findall(r"\b(?:train|all)(?:\[-?\d*%?:-?\d*%?\])+", README.read_text())}
-    - {"train[:9000000]", "train[:30000000]"}
+    {*re.findall(r"\b(?:train|all)(?:\[-?\d*%?:-?\d*%?\])+", PAGES)} - {"train[:9000000]", "train[:30000000]"}
     | {"train[:99%]", "train[99%:]", "train[:98%]", "train[98%:]", "train[:90%]", "train[90%:]"}
     | {"all[:80%][:90%]", "all[:80%][90%:]", "train[:1000]", "train[1000:]", "train[-25%:]", "train[40%:55%]"}
     | {"train[:37]", "all[:80%]", "all[80%:]", "all"}

@@ -104,7 +104,7 @@ def tfds_builder(path: str):
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise UserError(
             f"TFDS knows no data set {name!r} (data.path): {_first_line(error)}; give data of your own with "
-            "--config.data.source and --config.data.path (README: Your own images)"
+            "--config.data.source and --config.data.path (docs/data.md)"
         ) from error
     if not builder.info.splits:
         by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS

@@ -1,0 +1,94 @@
+"""What README and docs name exists: pages, headings, configs, values, commands and their flags."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from vit_jax import command
+from vit_jax.config import check
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "experiments/launch/README.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text())
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> list[str]:
+    """Commands of a page's blocks that start the package, with continued lines joined."""
+    blocks = re.findall(r"(?ms)^```$(.*?)^```$", page.read_text())
+    lines = re.sub(r"\\\n\s*", "", "\n".join(blocks)).splitlines()
+    return [line[line.index("python -m vit_jax") :] for line in lines if "python -m vit_jax" in line]
+
+
+COMMANDS = sorted({line for page in PAGES for line in commands(page)})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("https://", "http://")):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_readme_leads_to_every_page(page):
+    assert f"(docs/{page.name})" in PAGES[0].read_text()
+
+
+def test_readme_is_short():
+    assert len(PAGES[0].read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if " --config=" in line])
+def test_configs_of_commands_are_valid(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line, comments=True)
+    config = command.read_config(
+        next(word for word in words if word.startswith("--config=")).split("=", 1)[1]
+    )
+    for word in words:
+        if word.startswith("--config."):
+            key, value = word.removeprefix("--config.").split("=", 1)
+            try:
+                value = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                pass  # A text, as the command line takes it.
+            config.update_from_flattened_dict({key: value})
+    check(config)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_and_their_flags_exist(line):
+    words = shlex.split(line, comments=True)
+    source = (ROOT / f"{words[2].replace('.', '/')}.py").read_text()
+    shared = (ROOT / "vit_jax/command.py").read_text()
+    for word in words[3:]:
+        if word == "--":
+            break
+        if word.startswith("--") and not word.startswith(("--config", "--help")):
+            assert f'"{word[2:].partition("=")[0]}"' in source + shared, word
+
+
+def test_values_that_pages_name_exist():
+    known = dict.fromkeys(command.read_config(str(ROOT / "configs/quickstart.py")).keys())
+    for page in PAGES:
+        for key in re.findall(r"--config\.([a-z_]+)", page.read_text()):
+            assert key in known, f"{page.name}: --config.{key}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_pages_name_exist(page):
+    files = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py")]
+    for name in re.findall(r"(?<![\w/}.])[a-z][\w/]*\.py\b", page.read_text()):
+        assert any(file.endswith(f"/{name}") for file in files), name
