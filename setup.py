@@ -17,7 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
-    package_data={"vit_jax.planning": ["prices.toml"]},
+    package_data={"vit_jax.planning": ["prices.toml"], "vit_jax.published": ["*.json"]},
     ext_modules=[
         # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).
         # Without it everything works, through Pillow.

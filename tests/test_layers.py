@@ -18,7 +18,7 @@ ALLOWED = {
     "formats": {"config"},
     "recipes": {"config", "data"},
     "interop": {"models", "arguments"},
-    "evaluation": {"models", "data", "parallel", "config"},
+    "evaluation": {"models", "data", "parallel", "config", "published"},
     "training": {"models", "data", "parallel", "config"},
     "runs": {
         "formats",

@@ -58,8 +58,6 @@ SHOTS = flags.DEFINE_list("shots", ["1", "5", "10", "25"], "Training images of e
 SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the choice of few-shot images.")
 VALUES = flags.DEFINE_multi_string("value", [], "Of the config of VTAB's runs, such as batch_size=128.")
 
-EXPECTED = Path(__file__).parents[1] / "experiments" / "expected"
-
 
 def main(arguments: list[str]) -> None:
     if arguments:
@@ -100,10 +98,10 @@ def main(arguments: list[str]) -> None:
         results.begin(suite, {"image_size": IMAGE_SIZE.value} | settings[suite]())
     for suite in chosen:
         run[suite]()
-    text = results.markdown(EXPECTED)
+    text = results.markdown()
     (results.folder / "results.md").write_text(text)
     files = ["results.md", "results.json"]
-    if draw(results.folder / "results.png", results.rows, EXPECTED):
+    if draw(results.folder / "results.png", results.rows):
         files.append("results.png")
     print(f"\n{text}\n{results.folder}: {', '.join(files)}")
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from vit_jax import published
 from vit_jax.data.vtab import GROUPS, TASKS
 from vit_jax.errors import UserError
 
@@ -15,8 +16,8 @@ SUITES = {
     "fewshot": "Few-shot linear evaluation of the frozen network",
     "probe": "k-NN and linear probe on all training images",
 }
-# The paper's figures for a suite, of experiments/expected.
-PUBLISHED = {"imagenet": ("table2.json", "objectnet.json"), "vtab": ("table9.json",)}
+# The paper's figures for a suite, of `vit_jax.published`.
+PUBLISHED = {"imagenet": ("table2", "objectnet"), "vtab": ("table9",)}
 
 
 class Row(NamedTuple):
@@ -92,31 +93,27 @@ class Results:
         self._temporary.write_text(text + "\n")
         self._temporary.replace(self._file)
 
-    def markdown(self, expected: Path) -> str:
-        """A table for each suite, the paper's figures beside ours.
-
-        Args:
-          expected: the folder `experiments/expected`; without it there are none.
-        """
+    def markdown(self) -> str:
+        """A table for each suite, the paper's figures beside ours."""
         parts = [f"# {self._about['model']}"]
         for suite, title in SUITES.items():
             rows = [row for row in self.rows.values() if row.suite == suite]
             if not rows:
                 continue
-            published = read_published(expected, suite)
+            printed = published_figures(suite)
             if suite == "vtab":
                 ours = vtab_figures(self.rows)
                 for name, tasks in vtab_groups(ours).items():
                     rows.append(Row(suite, f"**{name}**", mean(ours, tasks)))
-                    for figures in published.values():
+                    for figures in printed.values():
                         figures[f"**{name}**"] = round(mean(figures, tasks) + 1e-9, 2)  # Halves go up.
-            header = ["", "ours, %", "images", *(f"{column}, paper" for column in published), "note"]
+            header = ["", "ours, %", "images", *(f"{column}, paper" for column in printed), "note"]
             cells = [
                 [
                     row.name,
                     in_per_cent(row),
                     "" if row.images is None else f"{row.images:,}",
-                    *(str(figures.get(row.name, "")) for figures in published.values()),
+                    *(str(figures.get(row.name, "")) for figures in printed.values()),
                     row.note,
                 ]
                 for row in rows
@@ -158,21 +155,16 @@ def mean(figures: Mapping[str, float], names: Collection[str]) -> float:
     return math.fsum(figures[name] for name in names) / len(names)
 
 
-def read_published(expected: Path, suite: str) -> dict[str, dict[str, float]]:
-    """Per cent by model and row, of the paper's ViTs."""
+def published_figures(suite: str) -> dict[str, dict[str, float]]:
+    """The paper's figures for a suite, in per cent, by model and row."""
     columns = {}
-    for file in PUBLISHED.get(suite, ()):
-        if not (expected / file).is_file():
-            continue
-        table = json.loads((expected / file).read_text())
-        for index, column in enumerate(table["columns"]):
-            if column["model"].startswith("ViT"):
-                figures = columns.setdefault(f"{column['model']}, {column['pretraining']}", {})
-                figures |= {name: row[index] for name, row in table["rows"].items() if row[index] is not None}
+    for name in PUBLISHED.get(suite, ()):
+        for model, figures in published.table(name).by_model().items():
+            columns.setdefault(model, {}).update(figures)
     return columns
 
 
-def draw(path: Path, rows: Rows, expected: Path) -> bool:
+def draw(path: Path, rows: Rows) -> bool:
     """VTAB by groups as in the paper's figure 2, and few-shot accuracy over shots; whether there are any."""
     from matplotlib.figure import Figure
 
@@ -189,7 +181,7 @@ def draw(path: Path, rows: Rows, expected: Path) -> bool:
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         if panel is draw_groups:
             ours = {name: 100 * accuracy for name, accuracy in vtab.items()}
-            draw_groups(axes, {"ours": ours} | read_published(expected, "vtab"))
+            draw_groups(axes, {"ours": ours} | published_figures("vtab"))
         else:
             draw_shots(axes, few)
     figure.savefig(path, dpi=150)

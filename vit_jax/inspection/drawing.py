@@ -1,6 +1,5 @@
 """All figures of a model in a folder, on one page."""
 
-import html
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +11,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.inspection import embeddings, figures
 from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
-
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
-main { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }
-figure { margin: 0; border: 1px solid #8884; border-radius: 6px; padding: .5rem; background: #fff; }
-img { width: 100%; height: auto; display: block; } figcaption { font-size: .85rem; color: #222; }
-h1 { font-size: 1.4rem; }
-"""
+from vit_jax.inspection.html_page import Section, picture, remark, write_page
 
 
 def draw_all(
@@ -98,8 +90,9 @@ def draw_all(
     draw("filters", "Principal components of the patch embedding's filters", filters)
     draw("tokens", "The last layer's tokens: their three principal components as colours", colours)
     np.savez_compressed(out / "arrays.npz", **arrays)
-    (out / "index.html").write_text(page(title, drawn, undefined))
-    print(f"{out / 'index.html'}")
+    pictures = [picture(caption, f"{name}.png") for name, caption in drawn.items()]
+    missing = [remark(f"{caption}: {reason}") for caption, reason in undefined.items()]
+    print(write_page(out / "index.html", title, [Section("", "".join(pictures + missing))]))
 
 
 def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
@@ -129,23 +122,3 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
             print(f"\r{done}/{len(images)} images", end=end, file=sys.stderr, flush=True)
     found = {name: np.concatenate(parts) for name, parts in found.items() if parts}
     return found | ({"distance": distance} if "rollout" in found else {})
-
-
-def page(title: str, drawn: dict[str, str], undefined: dict[str, str]) -> str:
-    """All figures side by side."""
-    title = html.escape(title)
-    figures = "".join(
-        f'<figure><img src="{name}.png" alt="{html.escape(caption)}"><figcaption>{html.escape(caption)}'
-        "</figcaption></figure>\n"
-        for name, caption in drawn.items()
-    )
-    missing = "".join(
-        f"<figure><figcaption>{html.escape(caption)}: {html.escape(reason)}</figcaption></figure>\n"
-        for caption, reason in undefined.items()
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body>\n"
-        f"<h1>{title}</h1>\n<main>\n{figures}{missing}</main>\n</body></html>\n"
-    )

@@ -1,6 +1,5 @@
 """The report of a finished run: one HTML file with its figures, curves and predictions."""
 
-import base64
 import html
 import io
 import json
@@ -10,27 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --wrong: #c62828; --muted: #666; }
-@media (prefers-color-scheme: dark) { :root { --wrong: #ff8a80; --muted: #aaa; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
-table { border-collapse: collapse; }
-td { padding: .2rem 1.5rem .2rem 0; border-bottom: 1px solid var(--line); }
-td:last-child { font-variant-numeric: tabular-nums; text-align: right; padding-right: 0; }
-.curves { display: grid; gap: .8rem; }
-.curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
-.curves figure { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: 0; }
-.curves figure { padding: .4rem; }
-.curves svg, .curves img { width: 100%; height: auto; display: block; }
-.curves figcaption { color: #222; font-size: .85rem; }
-.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.2rem, 1fr)); gap: .7rem; }
-.samples figure { margin: 0; font-size: .8rem; line-height: 1.35; overflow-wrap: anywhere; }
-.samples img { width: 100%; border-radius: 4px; display: block; }
-.samples .small { image-rendering: pixelated; } figcaption { margin-top: .35rem; }
-.samples .wrong img { outline: 3px solid var(--wrong); } .samples .wrong b { color: var(--wrong); }
-.samples span { color: var(--muted); } pre { overflow-x: auto; font-size: .85rem; }
-"""
+from vit_jax.inspection.html_page import Section, inline, picture, write_page
 
 
 def _of_each_split(name: str) -> dict[str, str]:
@@ -70,36 +49,23 @@ def write_report(
     config = json.loads((workdir / "config.json").read_text())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     model, data = config["model"], config["data"]
-    title = html.escape(f"{model['name']} on {data.get('path') or data['source']}")
     table = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in figures.items())
     curves = "".join(
         f"<figure>{drawn}</figure>" for panel in CURVES if (drawn := _curve(rows, *panel)) is not None
     )
     wrong = sum(not _right(sample) for sample in samples)
     predictions = f"Predictions on {len(samples)} test images, {wrong} of them wrong"
-    sections = [("Curves", "curves", curves), (predictions, "samples", "".join(map(_figure, samples)))]
+    sections = [
+        Section("", f"<table>{table}</table>", ""),
+        Section("Curves", curves),
+        Section(predictions, "".join(map(_figure, samples)), "samples"),
+    ]
     for heading, captioned in (pictures or {}).items():
-        drawn = "".join(_picture(*item) for item in captioned.items())
-        sections.append((html.escape(heading), "curves", drawn))
-    body = "\n".join(
-        f'<h2>{heading}</h2>\n<div class="{name}">{content}</div>'
-        for heading, name, content in sections
-        if content
-    )
-    text = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title><style>{STYLE}</style></head><body>
-<h1>{title}</h1>
-<table>{table}</table>
-{body}
-<h2>Config</h2>
-<pre>{html.escape(json.dumps(config, indent=2))}</pre>
-</body></html>
-"""
-    path = workdir / "report.html"
-    temporary = path.with_suffix(".html.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    return temporary.replace(path)
+        drawn = "".join(picture(caption, inline(png)) for caption, png in captioned.items())
+        sections.append(Section(heading, drawn))
+    sections.append(Section("Config", f"<pre>{html.escape(json.dumps(config, indent=2))}</pre>", ""))
+    title = f"{model['name']} on {data.get('path') or data['source']}"
+    return write_page(workdir / "report.html", title, sections)
 
 
 def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) -> str | None:
@@ -136,12 +102,6 @@ def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) ->
     return svg[svg.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
-def _picture(caption: str, png: bytes) -> str:
-    source, caption = base64.b64encode(png).decode(), html.escape(caption, quote=True)
-    image = f'<img alt="{caption}" src="data:image/png;base64,{source}">'
-    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
-
-
 def _right(sample: Sample) -> bool:
     return sample.prediction in sample.labels
 
@@ -152,7 +112,6 @@ def _figure(sample: Sample) -> str:
 
     encoded = io.BytesIO()
     Image.fromarray(sample.image).save(encoded, "PNG")
-    source = base64.b64encode(encoded.getvalue()).decode()
     right = _right(sample)
     # Single pixels are shown as such; a photograph is scaled down smoothly.
     size = ' class="small"' if max(sample.image.shape) <= 64 else ""
@@ -162,7 +121,7 @@ def _figure(sample: Sample) -> str:
     )
     return (
         f'<figure class="{"right" if right else "wrong"}">'
-        f'<img{size} alt="{label}, predicted {prediction}" src="data:image/png;base64,{source}">'
+        f'<img{size} alt="{label}, predicted {prediction}" src="{inline(encoded.getvalue())}">'
         f"<figcaption><b>{'✓' if right else '✗'} {prediction}</b> {sample.probability:.0%}"
         + ("" if right else f"<br><span>is {label}</span>")
         + "</figcaption></figure>"

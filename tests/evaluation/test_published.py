@@ -1,42 +1,43 @@
 """The paper's tables as data: of one form, and agreeing where they show the same."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import vit_jax
+from vit_jax import published
 from vit_jax.data.vtab import GROUPS, TASKS
-
-FOLDER = Path(__file__).parents[2] / "experiments" / "expected"
-TABLES = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("table*.json"))}
+from vit_jax.errors import UserError
 
 
 @pytest.mark.parametrize("name", ["table2", "table5", "table6", "table9"])
 def test_table_has_a_figure_for_every_column(name):
-    table = TABLES[name]
-    assert table["table"] == f"Table {name[5:]}"
-    for row in (*table["rows"].values(), *table.get("std", {}).values()):
-        assert len(row) == len(table["columns"])
-    models = {column["model"] for column in table["columns"]} - {"EfficientNet-L2 (Noisy Student)"}
+    table = published.table(name)
+    assert table.source == f"An Image is Worth 16x16 Words, arXiv 2010.11929 v2, table {name[5:]}"
+    deviations = json.loads((published.FOLDER / f"{name}.json").read_text()).get("std", {})
+    for row in (*table.rows.values(), *deviations.values()):
+        assert len(row) == len(table.columns)
+    models = {column["model"] for column in table.columns} - {"EfficientNet-L2 (Noisy Student)"}
     assert models <= set(vit_jax.MODELS)
 
 
 def column(name: str, **wanted: str) -> dict[str, float]:
     """The figures of one column by row."""
-    table = TABLES[name]
-    (index,) = (i for i, head in enumerate(table["columns"]) if wanted.items() <= head.items())
-    return {row: figures[index] for row, figures in table["rows"].items()}
+    table = published.table(name)
+    return {row: table.figure(row, **wanted) for row in table.rows}
 
 
 def test_objectnet_has_the_figures_of_the_papers_text():
-    table = json.loads((FOLDER / "objectnet.json").read_text())
-    assert table["columns"][0] == {"model": "ViT-H/14", "pretraining": "JFT-300M"}
-    assert {row: figures[0] for row, figures in table["rows"].items()} == {
-        "ObjectNet": 61.7,
-        "ObjectNet, top-5": 82.1,
-    }
+    figures = published.table("objectnet").by_model()
+    assert figures == {"ViT-H/14, JFT-300M": {"ObjectNet": 61.7, "ObjectNet, top-5": 82.1}}
+
+
+def test_a_row_or_a_column_that_a_table_lacks_is_named():
+    with pytest.raises(UserError, match="table 2 has no row 'Imagenet'; did you mean 'ImageNet'"):
+        published.table("table2").figure("Imagenet", model="ViT-H/14")
+    with pytest.raises(UserError, match="table 2 has 2 columns with"):
+        published.table("table2").figure("ImageNet", model="ViT-L/16")
 
 
 @pytest.mark.parametrize("model, epochs", [("B/16", 7), ("B/32", 7), ("L/16", 14), ("L/32", 7)])
