@@ -1,4 +1,4 @@
-"""Shows what a ViT sees: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos --out=DIR
+"""Shows what a model sees: python -m vit_jax.visualize --checkpoint=WORKDIR --images=photos --out=DIR
 
 Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the last
 layer), the heads' mean attention distance, similarity of the position embeddings, principal components of the
@@ -47,14 +47,16 @@ def main(arguments: list[str]) -> None:
 
     from vit_jax.inspection.drawing import draw_all
     from vit_jax.load import build_model
-    from vit_jax.models import BiT
+    from vit_jax.models.image_model import TokenModel
     from vit_jax.runs.workdir import checkpoint_crop, open_any
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
     model = build_model(checkpoint, **changes)
-    if isinstance(model, BiT):
-        raise UserError("the model has no attention (BiT): there is nothing to show of it")
+    if not isinstance(model, TokenModel):
+        raise UserError(
+            f"the model has no attention ({type(model).__name__}): there is nothing to show of it"
+        )
     if model.channels != 3:
         raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
     names, images = read_images(source, checkpoint_crop(checkpoint, model.image_size), MOST.value)

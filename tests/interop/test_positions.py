@@ -14,20 +14,20 @@ from vit_jax.models.position import sincos2d
 SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
 
 
-def plane(grid, special):
-    """A table that is linear in row and column, and its special rows."""
+def plane(grid, prefix):
+    """A table that is linear in row and column, and its prefix rows."""
     rows, columns = np.meshgrid(*(np.linspace(0, 1, max(n, 2))[:n] for n in grid), indexing="ij")
     table = np.stack([rows, columns, 2 * rows - columns, np.ones(grid)], axis=-1).reshape(-1, 4)
-    return np.concatenate([np.full((special, 4), 9.0), table])[None].astype(np.float32)
+    return np.concatenate([np.full((prefix, 4), 9.0), table])[None].astype(np.float32)
 
 
 @settings(max_examples=100, deadline=None)
-@given(old=SIDES, new=SIDES, special=st.integers(0, 2))
-def test_special_rows_are_kept_and_the_grid_has_its_size(old, new, special):
-    table = np.random.default_rng(0).normal(size=(1, special + old[0] * old[1], 3)).astype(np.float32)
-    resized = resize_positions(table, old, new, special)
-    assert resized.shape == (1, special + new[0] * new[1], 3)
-    np.testing.assert_array_equal(resized[:, :special], table[:, :special])
+@given(old=SIDES, new=SIDES, prefix=st.integers(0, 2))
+def test_special_rows_are_kept_and_the_grid_has_its_size(old, new, prefix):
+    table = np.random.default_rng(0).normal(size=(1, prefix + old[0] * old[1], 3)).astype(np.float32)
+    resized = resize_positions(table, old, new, prefix)
+    assert resized.shape == (1, prefix + new[0] * new[1], 3)
+    np.testing.assert_array_equal(resized[:, :prefix], table[:, :prefix])
 
 
 @settings(max_examples=100, deadline=None)

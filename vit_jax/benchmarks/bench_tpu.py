@@ -35,6 +35,8 @@ PARTS = {
     "Mlp": "MLP",
     "EncoderBlock": "norms and residuals",
     "ViT": "norms and residuals",
+    "ViT.encoded": "norms and residuals",
+    "ViT.pool": "head and loss",
     "ViT.classify": "head and loss",
     "loss": "head and loss",
     "optimizer": "optimizer",

@@ -1,4 +1,4 @@
-"""What a model makes of images: the representation that enters its head."""
+"""Features: what enters the head of a frozen model, for all images of a data set."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -106,8 +106,7 @@ class Extractor:
 
 def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
     """What enters the head, float32 `[batch, features]`."""
-    model.head = None  # A model without a head returns it.
-    return model(images).astype(jnp.float32)
+    return model.features(images).astype(jnp.float32)
 
 
 def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:

@@ -4,20 +4,20 @@ Attention weights are those that `model(images, capture=("attention",))` returns
 `[batch, heads, tokens, tokens]`, whose rows sum to 1.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import ViT
+from vit_jax.models.image_model import ImageModel, TokenModel
 
 
-def check_attends(model) -> None:
+def check_attends(model: ImageModel) -> None:
     """Raises UserError for a model whose patches do not all attend to one another."""
-    if not isinstance(model, ViT):
-        raise UserError("the model has no attention (BiT): there is nothing to show of it")
-    if model.attention != "full":
+    if not isinstance(model, TokenModel):
+        kind = type(model).__name__
+        raise UserError(f"the model has no attention ({kind}): there is nothing to show of it")
+    if not model.attends_fully:
         raise UserError("rollout and distance are not defined for axial attention, which sees lines only")
     if model.grid == (1, 1):
         raise UserError("the model has one patch: there is nowhere else to look")
@@ -41,18 +41,18 @@ def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
     return found
 
 
-def of_patches(model: ViT, rolled: np.ndarray) -> np.ndarray:
+def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
     """What the head's token has of each patch, as images `[batch, rows, columns]` that sum to 1.
 
     It is the class token; where the head averages the patches, it is their average.
     """
-    patches = slice(model.special, model.special + math.prod(model.grid))
+    patches = model.patch_tokens
     seen = rolled[:, 0, patches] if model.pooling == "cls" else rolled[:, patches, patches].mean(axis=1)
     seen = seen / np.maximum(seen.sum(axis=-1, keepdims=True), 1e-12)
     return seen.reshape(-1, *model.grid)
 
 
-def attention_distance(model: ViT, attention: Sequence[np.ndarray]) -> np.ndarray:
+def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
     """How far heads look: pixels between a patch and those it attends to, weighted by the attention.
 
     Averaged over patches and images. Of the other tokens neither rows nor columns count; rows are
@@ -62,7 +62,7 @@ def attention_distance(model: ViT, attention: Sequence[np.ndarray]) -> np.ndarra
       float64 `[layers, heads]`.
     """
     rows, columns = model.grid
-    patches = slice(model.special, model.special + rows * columns)
+    patches = model.patch_tokens
     sides = np.array(model.image_size) / np.array(model.grid)
     places = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1).reshape(-1, 2)
     apart = np.linalg.norm((places[:, None] - places[None]) * sides, axis=-1)

@@ -100,7 +100,7 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
     heads' `distance`, `[layers, heads]`, `rollout`, `[images, layers, rows, columns]`, and what each of the
     last layer's `heads` sees, `[images, heads, rows, columns]`."""
     graphdef, params = nnx.split(model)
-    capture = ("attention", "tokens") if model.attention == "full" else ("tokens",)
+    capture = ("attention", "tokens") if model.attends_fully else ("tokens",)
 
     @jax.jit
     def captured(params, batch):

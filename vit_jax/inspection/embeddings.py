@@ -1,32 +1,30 @@
 """What a model has learned about patches: filters, positions, representation (paper, figure 7)."""
 
-import math
-
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models import ViT
+from vit_jax.models.image_model import TokenModel
 
 
-def position_similarity(model: ViT) -> np.ndarray:
+def position_similarity(model: TokenModel) -> np.ndarray:
     """Cosine similarity of each patch's position embedding to all others', `[rows, columns, rows, columns]`.
 
     Raises:
       UserError: the model has no embedding for each place, or only one place.
     """
-    if not isinstance(model, ViT) or model.position_embedding is None:
+    if not isinstance(model, TokenModel) or model.position_embedding is None:
         raise UserError("the model has no position embedding for each patch: there is no similarity to show")
     if model.position_at == "every":
         raise UserError("the model has position embeddings of each layer, not one of each patch")
     if model.grid == (1, 1):
         raise UserError("the model has one patch: its position is like no other")
     table = np.asarray(model.position_embedding(), np.float64)[0]
-    table = table[model.special : model.special + math.prod(model.grid)]
+    table = table[model.patch_tokens]
     unit = table / np.maximum(np.linalg.norm(table, axis=-1, keepdims=True), 1e-12)
     return (unit @ unit.T).reshape(*model.grid, *model.grid)
 
 
-def filters(model: ViT, count: int = 28) -> np.ndarray:
+def filters(model: TokenModel, count: int = 28) -> np.ndarray:
     """Principal components of the patch embedding's filters, `[count, height, width, channels]`.
 
     The strongest comes first, and they are those of the kernel as it is, not centred. Each is scaled to
@@ -35,7 +33,7 @@ def filters(model: ViT, count: int = 28) -> np.ndarray:
     Raises:
       UserError: the model does not embed patches of pixels.
     """
-    if not isinstance(model, ViT) or model.resnet is not None:
+    if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError("the model embeds no patches of pixels, a ResNet reads the image: no filters to show")
     kernel = np.asarray(model.patch_embedding.kernel[...], np.float64)
     *shape, dim = kernel.shape
@@ -47,7 +45,7 @@ def filters(model: ViT, count: int = 28) -> np.ndarray:
     return ((components - low) / np.maximum(high - low, 1e-12)).reshape(-1, *shape)
 
 
-def token_colours(model: ViT, tokens: np.ndarray) -> np.ndarray:
+def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
     """The three principal components of the patches' tokens over all images, as RGB in 0 ... 1.
 
     Args:
@@ -56,7 +54,7 @@ def token_colours(model: ViT, tokens: np.ndarray) -> np.ndarray:
     Returns:
       float64 `[batch, rows, columns, 3]`.
     """
-    patches = np.asarray(tokens, np.float64)[:, model.special : model.special + math.prod(model.grid)]
+    patches = np.asarray(tokens, np.float64)[:, model.patch_tokens]
     flat = patches.reshape(-1, patches.shape[-1])
     flat = flat - flat.mean(axis=0)
     _, _, components = np.linalg.svd(flat, full_matrices=False)

@@ -15,25 +15,25 @@ def _zoom(array: np.ndarray, factors: tuple[float, ...]) -> np.ndarray:
 
 
 def resize_positions(
-    table: np.ndarray, old: tuple[int, int], new: tuple[int, int], special: int
+    table: np.ndarray, old: tuple[int, int], new: tuple[int, int], prefix: int
 ) -> np.ndarray:
     """A learned table for another grid, by linear interpolation between its patches.
 
-    The corners of the old grid become the corners of the new one; the rows of special tokens are
+    The corners of the old grid become the corners of the new one; the rows of prefix tokens are
     kept as they are.
 
     Args:
-      table: `[1, special + old rows * columns, dim]`.
+      table: `[1, prefix + old rows * columns, dim]`.
       old, new: rows and columns of patches.
 
     Returns:
-      `[1, special + new rows * columns, dim]`.
+      `[1, prefix + new rows * columns, dim]`.
     """
     table = np.asarray(table)
     dim = table.shape[-1]
-    grid = table[0, special:].reshape(*old, dim)
+    grid = table[0, prefix:].reshape(*old, dim)
     grid = _zoom(grid, (new[0] / old[0], new[1] / old[1], 1))
-    return np.concatenate([table[:, :special], grid.reshape(1, -1, dim)], axis=1)
+    return np.concatenate([table[:, :prefix], grid.reshape(1, -1, dim)], axis=1)
 
 
 def resize_axis(table: np.ndarray, length: int) -> np.ndarray:

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 from jax.extend import core
 
+from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import placing
-from vit_jax.models.vit import ViT
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def count_multiply_adds(model: nnx.Module) -> int:
     """Multiply-adds of one image's forward pass: matrix products and convolutions, as JAX traces them.
 
     The papers' "GFLOPs" count one multiply-add as one, and nothing where a kernel lies on padding.
-    They count all tokens of the last layer, also where a ViT does not compute those that nobody reads.
+    They count all tokens of the last layer, also where a model does not compute those that nobody reads.
     `model` may be abstract.
     """
     graphdef, params = nnx.split(model)
@@ -69,7 +69,7 @@ def count_multiply_adds(model: nnx.Module) -> int:
 
     def forward(params, images):
         model = nnx.merge(graphdef, params)
-        return model(images, whole=True) if isinstance(model, ViT) else model(images)
+        return model(images, whole=True) if isinstance(model, TokenModel) else model(images)
 
     return traced_multiply_adds(forward, params, images)
 

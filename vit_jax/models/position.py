@@ -11,39 +11,39 @@ FIXED = ("sincos2d", "sincos2d_mae")
 
 
 class PositionEmbedding(nnx.Module):
-    """A vector for each special token and patch.
+    """A vector for each prefix token and patch.
 
     Args:
       kind: `1d`, a learned table; `2d`, learned halves for column and row; or one of `FIXED`.
       grid: rows and columns of patches.
-      special: tokens before the patches; in `2d` each has a vector of its own, in fixed positions zeros.
+      prefix: tokens before the patches; in `2d` each has a vector of its own, in fixed positions zeros.
     """
 
-    def __init__(self, kind: str, grid: tuple[int, int], special: int, dim: int, rngs: nnx.Rngs):
-        self.kind, self.grid, self.special, self.dim = kind, grid, special, dim
+    def __init__(self, kind: str, grid: tuple[int, int], prefix: int, dim: int, rngs: nnx.Rngs):
+        self.kind, self.grid, self.prefix, self.dim = kind, grid, prefix, dim
         rows, columns = grid
 
         def table(*shape):
             return nnx.Param(initializers.normal(0.02)(rngs.params(), shape))
 
         if kind == "1d":
-            self.table = table(1, special + rows * columns, dim)
+            self.table = table(1, prefix + rows * columns, dim)
         elif kind == "2d":
             self.x, self.y = table(columns, dim // 2), table(rows, dim // 2)
-            if special:
-                self.special_table = table(special, dim)
+            if prefix:
+                self.special_table = table(prefix, dim)  # Checkpoints have it by this name.
 
     def __call__(self) -> jax.Array:
-        """`[1, special + rows * columns, dim]`."""
+        """`[1, prefix + rows * columns, dim]`."""
         if self.kind == "1d":
             return self.table[...]
         rows, columns = self.grid
         if self.kind in FIXED:
-            return jnp.pad(sincos2d(self.grid, self.dim, self.kind), ((self.special, 0), (0, 0)))[None]
+            return jnp.pad(sincos2d(self.grid, self.dim, self.kind), ((self.prefix, 0), (0, 0)))[None]
         x = jnp.broadcast_to(self.x[...][None], (rows, columns, self.dim // 2))
         y = jnp.broadcast_to(self.y[...][:, None], (rows, columns, self.dim // 2))
         table = jnp.concatenate([x, y], axis=-1).reshape(-1, self.dim)
-        if self.special:
+        if self.prefix:
             table = jnp.concatenate([self.special_table[...], table])
         return table[None]
 
@@ -61,12 +61,12 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
 
 
-def count_offsets(grid: tuple[int, int], special: int, registers: int) -> int:
+def count_offsets(grid: tuple[int, int], prefix: int, registers: int) -> int:
     """Rows of the table of relative positions, to which `relative_offsets` points."""
-    return 2 * grid[0] * grid[1] - 1 + (3 if special + registers else 0)
+    return 2 * grid[0] * grid[1] - 1 + (3 if prefix + registers else 0)
 
 
-def relative_offsets(grid: tuple[int, int], special: int, registers: int) -> np.ndarray:
+def relative_offsets(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
     """For each query and key the row of the table of relative positions, `[tokens, tokens]`.
 
     Patches are numbered in raster order, N of them: their difference p_q - p_k lies from -(N-1) to
@@ -76,16 +76,16 @@ def relative_offsets(grid: tuple[int, int], special: int, registers: int) -> np.
     patches = grid[0] * grid[1]
     number = np.arange(patches)
     last = 2 * patches - 1
-    offsets = np.full((special + patches + registers,) * 2, last + 2)
-    inside = slice(special, special + patches)
+    offsets = np.full((prefix + patches + registers,) * 2, last + 2)
+    inside = slice(prefix, prefix + patches)
     offsets[:, inside] = last
     offsets[inside, :] = last + 1
     offsets[inside, inside] = number[:, None] - number[None, :] + patches - 1
-    return offsets if special + registers else offsets[inside, inside]
+    return offsets if prefix + registers else offsets[inside, inside]
 
 
 def rotation_tables(
-    grid: tuple[int, int], unit: tuple[int, int], special: int, registers: int, head_dim: int
+    grid: tuple[int, int], unit: tuple[int, int], prefix: int, registers: int, head_dim: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines `[tokens, head_dim]` of 2-D rotary positions (EVA-02, Fang et al., 2023).
 
@@ -97,7 +97,7 @@ def rotation_tables(
         (position.reshape(-1, 1) * (old / new)) * frequencies
         for position, old, new in zip(np.indices(grid), unit, grid, strict=True)
     ]
-    angles = np.pad(np.concatenate(angles, axis=1), ((special, registers), (0, 0)))
+    angles = np.pad(np.concatenate(angles, axis=1), ((prefix, registers), (0, 0)))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 

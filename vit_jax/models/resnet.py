@@ -17,8 +17,9 @@ from flax import nnx
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
+from vit_jax.models.image_model import ImageModel
 from vit_jax.models.layers import named, run_layers
-from vit_jax.models.pixels import ImageModel, Statistic
+from vit_jax.models.pixels import Statistic
 
 
 class Rules(NamedTuple):
@@ -313,17 +314,21 @@ class BiT(ImageModel):
         self.head = linear_head(self.resnet.channels, num_classes, head_bias, rngs) if num_classes else None
 
     def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Images `[batch, height, width, channels]`, uint8 or in [-1, 1], to logits `[batch, classes]`.
+        """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
 
         Args:
+          images: uint8, or floats in [-1, 1].
           rngs: taken as all models do; a BiT has no dropout.
 
         Raises:
           UserError: images of another type or number of channels; of another size, if `axial`.
         """
-        x = nnx.relu(self.norm(self.resnet(self.normalize(images))))
-        x = x.mean(axis=(1, 2))
+        x = self.features(images)
         return x if self.head is None else self.head(x)
+
+    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Turns images into the mean of the last stage's features over all places, `[batch, features]`."""
+        return nnx.relu(self.norm(self.resnet(self.normalize(images)))).mean(axis=(1, 2))
 
 
 def linear_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:

@@ -20,8 +20,9 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
+from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import capturing, named, platform, run_layers
-from vit_jax.models.pixels import ImageModel, Statistic
+from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import (
     FIXED,
     PositionEmbedding,
@@ -261,7 +262,7 @@ class AttentionPooling(nnx.Module):
         return (x + self.mlp(self.norm(x)))[:, 0]
 
 
-class ViT(ImageModel):
+class ViT(TokenModel):
     """A Vision Transformer for images of one size.
 
     The tokens are, in this order: class token, distillation token, patches in raster order, registers.
@@ -398,10 +399,15 @@ class ViT(ImageModel):
         self.position, self.position_at = position, position_at
         self.registers, self.rope, self.attention = registers, rope, attention
         self.remat, self.scan = remat, scan
+        self.embeds_pixels, self.attends_fully = resnet_blocks is None, attention == "full"
+        stem = position in ("1d", "2d", *FIXED) and position_at == "stem"
+        self.pools_plainly = pooling != "map" and not pre_logits and not fc_norm
+        self.keeps_any = stem and not rope and attention == "full"
         self.grid = (height // stride, width // stride)
         self.rope_grid = tuple(rope_grid) if rope_grid else self.grid
-        self.special = self.cls_token + (distillation != "none")  # Tokens before the patches.
-        self.tokens = self.special + math.prod(self.grid) + registers
+        present = {"cls": self.cls_token, "distillation_token": distillation != "none"}
+        self.prefix_tokens = tuple(token for token, there in present.items() if there)
+        self.tokens = self.prefix + math.prod(self.grid) + registers
 
         compute, scheme = jnp.dtype(dtype), initializers.SCHEMES[initialization]
 
@@ -443,7 +449,7 @@ class ViT(ImageModel):
             self.distillation_token = token()
 
         def positions():
-            return PositionEmbedding(position, self.grid, self.special, dim, rngs)
+            return PositionEmbedding(position, self.grid, self.prefix, dim, rngs)
 
         if position_at == "every":
             self.position_embedding = nnx.Dict({f"{layer:02d}": positions() for layer in range(depth)})
@@ -455,7 +461,7 @@ class ViT(ImageModel):
 
         offsets = 0
         if position == "relative":
-            offsets = count_offsets(self.grid, self.special, registers)
+            offsets = count_offsets(self.grid, self.prefix, registers)
 
         def block(layer):
             values = dict(
@@ -519,10 +525,21 @@ class ViT(ImageModel):
                     raise UserError(f"{name!r} cannot be captured; there are: {', '.join(CAPTURES)}")
             with capturing(capture) as found:
                 return self(images, rngs, whole=True), found
-        x = self.assemble(self.patches(images), rngs)
-        read = self.special if self.pooling == "cls" and not whole else None
-        x = self.encode(x, rngs, read)
-        return self.classify(x if self.norm is None else self.norm(x))
+        return self.classify(self.encoded(images, rngs, whole))
+
+    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Turns images into what enters the head, `[batch, dim]`."""
+        return self.pool(self.encoded(images, rngs))
+
+    def encoded(self, images: jax.Array, rngs: nnx.Rngs | None = None, whole: bool = False) -> jax.Array:
+        """Turns images into the last layer's normalised tokens, `[batch, tokens, dim]`.
+
+        Args:
+          whole: all of them, also those that the head does not read.
+        """
+        read = self.prefix if self.pooling == "cls" and not whole else None
+        x = self.encode(self.assemble(self.patches(images), rngs), rngs, read)
+        return x if self.norm is None else self.norm(x)
 
     def patches(self, images: jax.Array) -> jax.Array:
         """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch, patches, dim]`.
@@ -548,15 +565,13 @@ class ViT(ImageModel):
         def repeated(token):
             return jnp.broadcast_to(token[...].astype(patches.dtype), (patches.shape[0], *token.shape[1:]))
 
-        special = [repeated(self.cls)] if self.cls_token else []
-        if self.distillation != "none":
-            special.append(repeated(self.distillation_token))
-        x = jnp.concatenate([*special, patches], axis=1)
+        prefix = [repeated(getattr(self, token)) for token in self.prefix_tokens]
+        x = jnp.concatenate([*prefix, patches], axis=1)
         if self.position_embedding is not None and self.position_at == "stem":
             x = x + self.position_embedding().astype(x.dtype)
         if keep is not None:
-            kept = jnp.take_along_axis(x[:, self.special :], keep[..., None], axis=1)
-            x = jnp.concatenate([x[:, : self.special], kept], axis=1)
+            kept = jnp.take_along_axis(x[:, self.prefix :], keep[..., None], axis=1)
+            x = jnp.concatenate([x[:, : self.prefix], kept], axis=1)
         if self.registers:
             x = jnp.concatenate([x, repeated(self.register_tokens)], axis=1)
         return drop(x, self.dropout, rngs)
@@ -573,10 +588,10 @@ class ViT(ImageModel):
         """
         positions = {}
         if self.position == "relative":
-            positions["offsets"] = relative_offsets(self.grid, self.special, self.registers)
+            positions["offsets"] = relative_offsets(self.grid, self.prefix, self.registers)
         if self.rope:
             positions["rotation"] = rotation_tables(
-                self.grid, self.rope_grid, self.special, self.registers, self.dim // self.heads
+                self.grid, self.rope_grid, self.prefix, self.registers, self.dim // self.heads
             )
         key = None if rngs is None else rngs.dropout()
 
@@ -604,11 +619,21 @@ class ViT(ImageModel):
         return run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=self.remat)
 
     def classify(self, x: jax.Array) -> jax.Array:
-        """Tokens `[batch, tokens, dim]` to logits, or to what would enter the head.
+        """Turns tokens `[batch, tokens, dim]` into logits, or into what would enter the head.
 
-        They are normalised, but with `fc_norm`, which does it here.
+        They are normalised, unless the model has an `fc_norm`, which does it here.
         """
-        patches = x[:, self.special : self.special + math.prod(self.grid)]
+        pooled = self.pool(x)
+        if self.head is None:
+            return pooled
+        logits = self.head(pooled)
+        if self.distillation_head is not None:
+            logits = (logits + self.distillation_head(x[:, 1])) / 2
+        return logits
+
+    def pool(self, x: jax.Array) -> jax.Array:
+        """Turns tokens `[batch, tokens, dim]` into what enters the head, `[batch, dim]`."""
+        patches = x[:, self.patch_tokens]
         if self.pooling == "cls":
             pooled = x[:, 0]
         elif self.pooling == "gap":
@@ -619,12 +644,7 @@ class ViT(ImageModel):
             pooled = self.fc_norm(pooled)
         if self.pre_logits is not None:
             pooled = jnp.tanh(self.pre_logits(pooled))
-        if self.head is None:
-            return pooled
-        logits = self.head(pooled)
-        if self.distillation_head is not None:
-            logits = (logits + self.distillation_head(x[:, 1])) / 2
-        return logits
+        return pooled
 
 
 def _layer_norm(dim, epsilon, dtype, rngs):

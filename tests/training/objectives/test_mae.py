@@ -98,7 +98,7 @@ def test_prediction_depends_on_every_visible_patch_and_on_no_hidden_one():
 
 def plain(model, objective, images, order) -> np.ndarray:
     """Predictions for the hidden patches of one image, its patches in raster order in the decoder."""
-    special, seen = model.special, np.sort(order[:6])
+    special, seen = model.prefix, np.sort(order[:6])
     kept = [*range(special), *(special + seen)]
     x = np.asarray(model.assemble(model.patches(images)))
     x = x[:, [*kept, *range(special + 24, x.shape[1])]]

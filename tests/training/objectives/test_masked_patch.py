@@ -122,7 +122,7 @@ def expected_outputs(model, objective, images, batch) -> np.ndarray:
         for position, source in enumerate(sources):
             spoiled[image, position] = objective.mask[0, 0] if source < 0 else embeddings[image, source]
     encode = jax.jit(lambda model, x: model.norm(model.encode(model.assemble(x))))
-    tokens = np.asarray(encode(model, spoiled))[:, model.special :]
+    tokens = np.asarray(encode(model, spoiled))[:, model.prefix :]
     kernel, bias = np.asarray(objective.head.kernel[...]), np.asarray(objective.head.bias[...])
     return np.stack(
         [

@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 from vit_jax.config import is_supervised
 from vit_jax.data.randaugment import resolve
 from vit_jax.errors import UserError
-from vit_jax.models import ViT, count_multiply_adds
+from vit_jax.models import count_multiply_adds
+from vit_jax.models.image_model import TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.mae import MAE
@@ -54,12 +55,12 @@ def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs) -> 
             f"config.objective.name={values.name!r} trains all parameters and evaluates them as they are: "
             "config.finetune.train='all' and config.optimizer.average=0"
         )
-    if not isinstance(model, ViT) or model.resnet is not None:
+    if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError(
             f"config.objective.name={values.name!r} hides patches of pixels; the model must be a ViT, not a "
             "hybrid or a ResNet, whose features see beyond a patch"
         )
-    if model.pooling == "map" or model.pre_logits is not None or model.fc_norm is not None:
+    if not model.pools_plainly:
         raise UserError(
             f"config.objective.name={values.name!r} trains nothing behind the encoder: it needs "
             "model.pooling='cls' or 'gap', model.pre_logits=False and model.fc_norm=False"

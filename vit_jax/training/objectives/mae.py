@@ -9,7 +9,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
-from vit_jax.models.position import FIXED, sincos2d
+from vit_jax.models.position import sincos2d
 from vit_jax.models.vit import EncoderBlock
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
 
@@ -46,8 +46,7 @@ class MAE(nnx.Module):
         normalize_targets: bool,
         rngs: nnx.Rngs,
     ):
-        stem = model.position in (*FIXED, "1d", "2d") and model.position_at == "stem"
-        if not stem or model.rope or model.attention != "full":
+        if not model.keeps_any:
             raise UserError(
                 "config.objective.name='mae' leaves patches out: it needs model.attention='full' and "
                 "model.position='sincos2d_mae', 'sincos2d', '1d' or '2d' at the stem, without rope"
@@ -118,11 +117,11 @@ class MAE(nnx.Module):
         x = model.assemble(model.patches(batch["image"]), rngs, keep=visible)
         x = self.embedding(model.norm(model.encode(x, rngs)))
         positions = jnp.asarray(sincos2d(self.grid, self.mask.shape[-1], self.position), x.dtype)
-        special = x[:, : model.special]
-        seen = x[:, model.special : model.special + self.visible] + positions[visible]
+        prefix = x[:, : model.prefix]
+        seen = x[:, model.prefix : model.prefix + self.visible] + positions[visible]
         masks = self.mask[...].astype(x.dtype) + positions[hidden]
         # Hidden first, as the last layer returns what comes first; attention does not mind the order.
-        x = named("tokens", jnp.concatenate([masks, special, seen], axis=1))
+        x = named("tokens", jnp.concatenate([masks, prefix, seen], axis=1))
 
         def call(block, x, _, read=None):
             return named("tokens", block(x, read=read))

@@ -103,7 +103,7 @@ class MaskedPatch(nnx.Module):
         source = batch["source"]
         x = jnp.where(source[..., None] < 0, self.mask[...].astype(x.dtype), pick(x, jnp.maximum(source, 0)))
         x = model.norm(model.encode(model.assemble(x, rngs), rngs))
-        x = self.head(pick(x[:, model.special : model.special + self.patches], batch["corrupted"]))
+        x = self.head(pick(x[:, model.patch_tokens], batch["corrupted"]))
         return x if self.target == "pixels" else x.reshape(*x.shape[:2], -1, COLORS)
 
     def targets(self, images: jax.Array) -> jax.Array:

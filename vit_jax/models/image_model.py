@@ -1,0 +1,158 @@
+"""What every model owes whoever trains, evaluates or converts it, and what a model of tokens owes besides.
+
+Nothing outside `models/` and `interop/` asks which class a model is of: it calls these methods, or asks
+whether the model is a `TokenModel`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
+
+
+class ImageModel(nnx.Module):
+    """A model of images: it checks them, and normalises them by the mean and deviation of its training.
+
+    A class of models has `__call__(images, rngs=None)`, which gives logits, and
+    `features(images, rngs=None)`, which gives what enters the head.
+
+    Args:
+      image_size: height and width in pixels.
+      channels: number of the images' channels.
+      mean, deviation: of pixels in [0, 1], for all channels or for each; 0.5 and 0.5 make them [-1, 1].
+      any_size: images of other sizes are taken too.
+
+    Raises:
+      UserError: a mean or deviation of another number of channels.
+    """
+
+    def __init__(
+        self,
+        image_size: tuple[int, int],
+        channels: int,
+        mean: Statistic,
+        deviation: Statistic,
+        any_size: bool = False,
+    ):
+        for name, value in dict(mean=mean, deviation=deviation).items():
+            if isinstance(value, list | tuple) and len(value) not in (1, channels):
+                raise UserError(f"{name} is {value!r} and must be one number, or {channels} (model.{name})")
+        self.image_size, self.channels, self.any_size = tuple(image_size), channels, any_size
+        self.mean, self.deviation = plain_statistic(mean), plain_statistic(deviation)
+
+    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
+
+        Images are uint8, or floats in [-1, 1]. A call that brings `rngs` with a `dropout` stream is a
+        training call. A model without a head returns its features.
+        """
+        raise NotImplementedError
+
+    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Turns images into what enters the head, `[batch, features]`, whether there is a head or not."""
+        raise NotImplementedError
+
+    def normalize(self, images: jax.Array) -> jax.Array:
+        """What the first layer sees, float32 `[batch, height, width, channels]`.
+
+        Args:
+          images: uint8, or floats in [-1, 1].
+
+        Raises:
+          UserError: another shape or type.
+        """
+        x = to_floats(self._checked(images))
+        shift, factor = affine(self.mean, self.deviation)
+        return x if np.all(shift == 0) and np.all(factor == 1) else (x - shift) / factor
+
+    def denormalize(self, x: jax.Array) -> jax.Array:
+        """What `normalize` was given, in [0, 255] and not rounded: `[..., channels]`."""
+        shift, factor = affine(self.mean, self.deviation)
+        return (x * factor + shift + 1) * 127.5
+
+    def _checked(self, images: jax.Array) -> jax.Array:
+        images = jnp.asarray(images)
+        shape = images.shape
+        sized = len(shape) == 4 and (self.any_size or shape[1:3] == self.image_size) and 0 not in shape[1:]
+        if not sized or shape[3] != self.channels:
+            height, width = ("height", "width") if self.any_size else self.image_size
+            raise UserError(
+                f"the model takes images [batch, {height}, {width}, {self.channels}], "
+                f"not {str(list(shape)).replace(chr(39), '')}"
+            )
+        if images.dtype != jnp.uint8 and not jnp.issubdtype(images.dtype, jnp.floating):
+            raise UserError(f"the model takes images of uint8, or of floats in [-1, 1], not {images.dtype}")
+        return images
+
+
+class TokenModel(ImageModel):
+    """A model of tokens, one for each patch and some before them: ViT and its relatives.
+
+    Its forward pass is `patches`, `assemble`, `encode`, the layer norm `norm` unless that is None, and a
+    head; an objective may change the tokens between two of them. Its `__call__` also takes `whole`, to
+    compute all tokens of the last layer, and `capture`, names of intermediate results to return.
+
+    Attributes:
+      prefix_tokens: names of the tokens before the patches, which are those of their parameters.
+      grid: rows and columns of patches.
+      tokens: number of all tokens, those behind the patches too.
+      patch_size: side of a patch, in pixels, where `embeds_pixels`.
+      dim, depth, heads: width, layers, and attention heads of each.
+      embeds_pixels: a patch's embedding is of its own pixels alone, not of features that see beyond it.
+      attends_fully: every patch attends to every other, so that rollout and distance are defined.
+      keeps_any: `assemble` may keep any of the patches.
+      pools_plainly: the head reads one normalised token or the mean of the patches, nothing between.
+    """
+
+    prefix_tokens: tuple[str, ...]
+    grid: tuple[int, int]
+    tokens: int
+    patch_size: int
+    dim: int
+    depth: int
+    heads: int
+    embeds_pixels: bool
+    attends_fully: bool
+    keeps_any: bool
+    pools_plainly: bool
+
+    @property
+    def prefix(self) -> int:
+        """Number of the tokens before the patches."""
+        return len(self.prefix_tokens)
+
+    @property
+    def patch_tokens(self) -> slice:
+        """The places of the patches among all tokens."""
+        return slice(self.prefix, self.prefix + math.prod(self.grid))
+
+    def patches(self, images: jax.Array) -> jax.Array:
+        """Turns images into patch embeddings in raster order, `[batch, patches, dim]`.
+
+        Raises:
+          UserError: images of another shape or type.
+        """
+        raise NotImplementedError
+
+    def assemble(
+        self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
+    ) -> jax.Array:
+        """Turns patch embeddings into all tokens with their positions, `[batch, tokens, dim]`.
+
+        Args:
+          keep: int32 `[batch, kept]`: only these patches of each image, in this order, where `keeps_any`.
+        """
+        raise NotImplementedError
+
+    def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None, read: int | None = None) -> jax.Array:
+        """Applies all layers, `[batch, tokens, dim]` to the same shape, not yet normalised.
+
+        Args:
+          read: return so many tokens only, the first; the last layer computes no others.
+        """
+        raise NotImplementedError
