@@ -1,6 +1,7 @@
 """What README and docs name exists: pages, headings, configs, values, commands and their flags."""
 
 import ast
+import contextlib
 import re
 import shlex
 from pathlib import Path
@@ -60,10 +61,8 @@ def test_configs_of_commands_are_valid(line, monkeypatch):
     for word in words:
         if word.startswith("--config."):
             key, value = word.removeprefix("--config.").split("=", 1)
-            try:
+            with contextlib.suppress(ValueError, SyntaxError):  # A text stays one, as on the command line.
                 value = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
-                pass  # A text, as the command line takes it.
             config.update_from_flattened_dict({key: value})
     check(config)
 
