@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 from plan_tables import load_config
 
 from vit_jax.parallel.chips import GIB
-from vit_jax.planning import advice, cost
+from vit_jax.planning import choices, cost
 from vit_jax.planning.compile import find_slice
 from vit_jax.planning.estimate import estimate, make_job
 
@@ -79,7 +79,7 @@ def measure(x: int, devices: int, images: int, changes: dict) -> dict:
     """One compilation."""
     where = find_slice("v4", CUBES[devices])
     changes = {name if "." in name else f"model.{name}": value for name, value in changes.items()}
-    config = advice.changed(load_config("vit_b16_jft"), changes | {"batch_size": images * devices})
+    config = choices.changed(load_config("vit_b16_jft"), changes | {"batch_size": images * devices})
     plan = estimate(config, make_job(config, None), where, cost.read_prices(cost.PRICES))
     point = {
         "x": x,

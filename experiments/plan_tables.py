@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from vit_jax.parallel.chips import GIB
-from vit_jax.planning import advice, cost
+from vit_jax.planning import choices, cost
 from vit_jax.planning.compile import find_slice
 from vit_jax.planning.estimate import estimate, make_job
 
@@ -62,11 +62,11 @@ def first_that_fits(config, where, prices):
         print(
             f"{config.model.name} on {where}: {plan.memory.total / GIB:.1f} GiB do not fit", file=sys.stderr
         )
-        found = advice.nearest_fit(
+        found = choices.nearest_fit(
             config, job, where, prices, plan, lambda line: print(line, file=sys.stderr)
         )
         if found:
-            return f" {advice.in_words(found[0])}", found[1]
+            return f" {choices.in_words(found[0])}", found[1]
     return "", plan
 
 

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
 
     from vit_jax.parallel.chips import find_chip
-    from vit_jax.planning import advice, cost, roofline
+    from vit_jax.planning import choices, cost, roofline
     from vit_jax.planning.compile import find_slice
     from vit_jax.planning.estimate import estimate, make_job, table
 
@@ -48,19 +48,19 @@ def main(arguments: list[str]) -> None:
         plans = [roofline.estimate_best(config, job, where, prices)]
         print(table(plans[0]))
     elif SWEEP.value:
-        plans = advice.sweep(config, job, where, prices, _say)
-        print(advice.ranking(plans))
+        plans = choices.sweep(config, job, where, prices, _say)
+        print(choices.ranking(plans))
     else:
         _say(f"compiling for {where}")
         plans = [estimate(config, job, where, prices)]
         print(table(plans[0]))
         if not plans[0].fits:
-            found = advice.nearest_fit(config, job, where, prices, plans[0], _say)
+            found = choices.nearest_fit(config, job, where, prices, plans[0], _say)
             if found is None:
                 print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
             else:
                 plans.append(found[1])
-                print(f"\nThis fits: {advice.in_words(found[0])}\n\n{table(found[1])}")
+                print(f"\nThis fits: {choices.in_words(found[0])}\n\n{table(found[1])}")
     if JSON.value:
         _write(Path(JSON.value), [plan.as_dict() for plan in plans])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import command, main
-from vit_jax.training import evaluator, loop
+from vit_jax.runs import evaluator, loop
 
 
 def hang(batches):
