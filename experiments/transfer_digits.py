@@ -26,7 +26,8 @@ from vit_jax.config import from_json
 from vit_jax.data.sources import open_source
 from vit_jax.evaluation.fewshot import Accuracy, few_shot
 from vit_jax.runs.jobs import Job, accuracies_of
-from vit_jax.runs.workdir import CONFIG, model_arguments
+from vit_jax.runs.workdir import CONFIG
+from vit_jax.training.program import model_arguments
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
