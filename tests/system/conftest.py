@@ -1,9 +1,11 @@
 """Runs of the real command, as a user starts them."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -58,17 +60,26 @@ class Runner:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": FAST_COMPILE,
         }
+        self.preloaded: subprocess.Popen | None = None
 
-    def start(self, *arguments, module="vit_jax.main", cwd=ROOT, **environment) -> subprocess.Popen:
+    def start(
+        self, *arguments, module="vit_jax.main", cwd=ROOT, stdin=None, **environment
+    ) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, "-m", module, *map(str, arguments)],
             cwd=cwd,
             env=self.environment | {"PYTHONPATH": str(ROOT)} | environment,
             start_new_session=True,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def close(self) -> None:
+        if self.preloaded:
+            self.preloaded.stdin.close()
+            self.preloaded.wait()
 
     def start_pair(self, *arguments, of_each=((), ()), **options) -> list[subprocess.Popen]:
         """Two processes of one run over loopback; `of_each` has the arguments that differ."""
@@ -78,20 +89,38 @@ class Runner:
             for index, own in enumerate(of_each)
         ]
 
-    def __call__(self, *arguments, **environment) -> subprocess.CompletedProcess:
-        process = self.start(*arguments, **environment)
-        try:
-            out, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+    def __call__(
+        self, *arguments, module="vit_jax.main", cwd=ROOT, **environment
+    ) -> subprocess.CompletedProcess:
+        """The command's exit code and what it printed; it is forked from a process that has its imports."""
+        if environment or not module.startswith("vit_jax."):  # Some of it is read at imports.
+            process = self.start(*arguments, module=module, cwd=cwd, **environment)
+            try:
+                out, err = process.communicate(timeout=300)
+            finally:
+                process.kill()
+            return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+        if self.preloaded is None:
+            self.preloaded = self.start(module="tests.system.preloaded", stdin=subprocess.PIPE)
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            request = dict(
+                module=module, arguments=[*map(str, arguments)], cwd=str(cwd), out=str(out), err=str(err)
+            )
+            print(json.dumps(request), file=self.preloaded.stdin, flush=True)
+            answer = json.loads(self.preloaded.stdout.readline())
+            return subprocess.CompletedProcess(
+                arguments, answer["returncode"], out.read_text(), err.read_text()
+            )
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory) -> Runner:
+def run(tmp_path_factory) -> Iterator[Runner]:
     base = tmp_path_factory.getbasetemp()
     session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # Each worker has a folder in it.
-    return Runner(session / "cache")
+    runner = Runner(session / "cache")
+    yield runner
+    runner.close()
 
 
 class Disk(NamedTuple):
