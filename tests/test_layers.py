@@ -1,6 +1,7 @@
 """Dependencies point one way (see docs/architecture.md)."""
 
 import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,15 @@ def test_importing_the_package_loads_no_library():
 def test_no_two_modules_have_one_name():
     names = [path.stem for path in PACKAGE.rglob("*.py") if path.stem not in ("__init__", "__main__")]
     assert not {name for name in names if names.count(name) > 1}
+
+
+@pytest.mark.parametrize("folder", ["vit_jax", "configs", "experiments", "tests"])
+def test_what_files_import_of_ours_exists(folder):
+    """Also what functions import when they are called."""
+    for path in (PACKAGE.parent / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vit_jax":
+                module = importlib.import_module(node.module)
+                for name in {alias.name for alias in node.names} - {"_jpeg"}:  # It need not be built.
+                    exists = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                    assert exists, f"{path}: {node.module} has no {name}"

@@ -24,7 +24,7 @@ class Estimate:
 
     model: str
     where: Slice
-    choices: dict[str, Any]  # What the sweep and the advice change, by its key in the config.
+    choices: dict[str, Any]  # What the sweep and `nearest_fit` change, by its key in the config.
     job: Job
     method: str  # What the estimate comes from.
     memory: Memory
