@@ -26,7 +26,7 @@ from plan_tables import load_config
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning import choices, cost
 from vit_jax.planning.compile import find_slice
-from vit_jax.planning.estimate import estimate, make_job
+from vit_jax.planning.estimate import estimate, make_workload
 
 OUT = Path(__file__).parents[1] / "docs" / "images" / "plan_growth"
 CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
@@ -80,7 +80,7 @@ def measure(x: int, devices: int, images: int, changes: dict) -> dict:
     where = find_slice("v4", CUBES[devices])
     changes = {name if "." in name else f"model.{name}": value for name, value in changes.items()}
     config = choices.changed(load_config("vit_b16_jft"), changes | {"batch_size": images * devices})
-    plan = estimate(config, make_job(config, None), where, cost.read_prices(cost.PRICES))
+    plan = estimate(config, make_workload(config, None), where, cost.read_prices(cost.PRICES))
     point = {
         "x": x,
         PANELS[0]: plan.compile_seconds if plan.fits else None,

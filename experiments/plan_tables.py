@@ -18,7 +18,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning import choices, cost
 from vit_jax.planning.compile import find_slice
-from vit_jax.planning.estimate import estimate, make_job
+from vit_jax.planning.estimate import estimate, make_workload
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # (config, epochs, published TPUv3-core-days)
@@ -56,7 +56,7 @@ def main() -> None:
 
 def first_that_fits(config, where, prices):
     """The plan, or that of the nearest change that fits, and the change in words."""
-    job = make_job(config, None)
+    job = make_workload(config, None)
     plan = estimate(config, job, where, prices)
     if not plan.fits:
         print(

@@ -1,4 +1,4 @@
-"""A checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
+"""Writes a checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
 Transformers, or `hf://owner/name`. DESTINATION is `FILE.npz` for Google's format, or a new folder
@@ -24,8 +24,13 @@ flags.DEFINE_integer("num_classes", None, "width of the head: another one starts
 flags.DEFINE_string("image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized")
 flags.DEFINE_bool("pre_logits", None, "keep or leave out the hidden layer of the head")
 flags.DEFINE_enum("gelu", None, ["tanh", "erf"], "kind of GELU, where the formats do not agree")
-flags.DEFINE_enum("resnet_epsilons", None, ["google", "timm"], "of a ResNet, where the formats do not agree")
-flags.DEFINE_float("norm_epsilon", None, "of the layer norms, where the formats do not agree")
+flags.DEFINE_enum(
+    "resnet_epsilons",
+    None,
+    ["google", "timm"],
+    "small constants of a ResNet's norms, where the formats do not agree",
+)
+flags.DEFINE_float("norm_epsilon", None, "small constant of the layer norms, where the formats do not agree")
 
 _OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "resnet_epsilons")
 

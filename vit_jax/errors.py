@@ -35,7 +35,7 @@ def mistake(error: BaseException) -> str | None:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """How many bytes could not be had, 0 where it does not say; None for an error of another kind."""
+    """Number of bytes that could not be had, 0 where an error does not say; None for one of another kind."""
     text = str(error)
     of_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text
     of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM

@@ -1,4 +1,4 @@
-"""A model as one file for who serves it: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx
+"""Exports a model as one file for serving: python -m vit_jax.export CHECKPOINT FILE.stablehlo or FILE.onnx
 
 CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`, any number
 at once, float32 in [-1, 1] or with --uint8 as they are, normalises them by the model's mean and deviation,
@@ -21,8 +21,8 @@ from absl import flags
 from vit_jax import command
 from vit_jax.errors import UserError
 
-# How far the logits may be from the model's in float32, as a share of the largest: what rounding makes of
-# some fifty layers. A wrong operation makes ten times as much.
+# The largest difference of the logits from the model's in float32, as a share of the largest logit, that
+# rounding makes in some fifty layers. A wrong operation makes ten times as much.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 UINT8 = flags.DEFINE_bool("uint8", False, "The program takes images of uint8.")
@@ -30,7 +30,7 @@ DTYPE = flags.DEFINE_enum("dtype", "float32", [*TOLERANCES], "The program comput
 IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
 NUM_CLASSES = flags.DEFINE_integer("num_classes", None, "0: without the head, for features.", lower_bound=0)
 
-BATCHES = (1, 3)  # That are compared.
+BATCHES = (1, 3)  # Sizes of batches at which program and model are compared.
 
 
 def main(arguments: list[str]) -> None:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
     from vit_jax.load import build_model
     from vit_jax.runs.workdir import open_any
 
-    jax.config.update("jax_platforms", "cpu")  # What is written does not depend on the machine.
+    jax.config.update("jax_platforms", "cpu")  # The file does not depend on the machine.
     changes = {} if NUM_CLASSES.value is None else {"num_classes": NUM_CLASSES.value}
     if IMAGE_SIZE.value:
         changes["image_size"] = command.parse_image_size(IMAGE_SIZE.value)
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
 
 
 def wanted(checkpoint, size: tuple[int, int]) -> str:
-    """What who serves the program must do to an image first, in words."""
+    """The preprocessing that the program expects of its caller, in words."""
     from vit_jax.runs.workdir import checkpoint_crop
 
     try:

@@ -1,11 +1,11 @@
-"""What Google's libtpu is told on a machine without TPU, where it is the compiler of `plan`."""
+"""Sets up Google's libtpu on a machine without TPU, where it is the compiler of `plan`."""
 
 import importlib.util
 import os
 from pathlib import Path
 
-# Else the library looks for a TPU and for Google's cloud around it, complains at length that there is none,
-# and lets one process of a machine use it at a time.
+# Without these the library looks for a TPU and for Google's cloud around it, complains at length that there
+# is none, and lets one process of a machine use it at a time.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",

@@ -1,4 +1,4 @@
-"""What a run needs: python -m vit_jax.plan --config=configs/vit_h14_jft.py --chip=v5e --topology=16x16
+"""Plans a run: python -m vit_jax.plan --config=configs/vit_h14_jft.py --chip=v5e --topology=16x16
 
 Compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and prints
 memory, estimated time and cost. For GPUs and CPUs, which have no such compiler, --chip=h100 --devices=8
@@ -18,7 +18,7 @@ from vit_jax.errors import UserError
 
 CONFIG = command.define_config("The job: a file such as configs/vit_h14_jft.py.")
 CHIP = flags.DEFINE_string("chip", None, "v2, v3, v4, v5e, v5p, v6e; a100, h100, h200; cpu: this machine.")
-TOPOLOGY = flags.DEFINE_string("topology", None, "Of a TPU slice, in chips: 16x16.")
+TOPOLOGY = flags.DEFINE_string("topology", None, "The shape of a TPU slice, in chips: 16x16.")
 DEVICES = flags.DEFINE_integer("devices", None, "How many GPUs.", lower_bound=1)
 IMAGES = flags.DEFINE_integer("images", None, "Training images, where the data set is not the paper's.", 1)
 JSON = flags.DEFINE_string("json", None, "A file to write the plan to.")
@@ -37,13 +37,13 @@ def main(arguments: list[str]) -> None:
     from vit_jax.parallel.chips import find_chip
     from vit_jax.planning import choices, cost, roofline
     from vit_jax.planning.compile import find_slice
-    from vit_jax.planning.estimate import estimate, make_job, table
+    from vit_jax.planning.estimate import estimate, make_workload, table
 
     is_tpu = CHIP.value != "cpu" and bool(find_chip(CHIP.value).topologies)
     find = find_slice if is_tpu else roofline.find_machine
     where = find(CHIP.value, TOPOLOGY.value if is_tpu else DEVICES.value)
     prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)
-    config, job = CONFIG.value, make_job(CONFIG.value, IMAGES.value)
+    config, job = CONFIG.value, make_workload(CONFIG.value, IMAGES.value)
     if not is_tpu:
         plans = [roofline.estimate_best(config, job, where, prices)]
         print(table(plans[0]))
@@ -55,12 +55,13 @@ def main(arguments: list[str]) -> None:
         plans = [estimate(config, job, where, prices)]
         print(table(plans[0]))
         if not plans[0].fits:
-            found = choices.nearest_fit(config, job, where, prices, plans[0], _say)
-            if found is None:
+            fitting = choices.nearest_fit(config, job, where, prices, plans[0], _say)
+            if fitting is None:
                 print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
             else:
-                plans.append(found[1])
-                print(f"\nThis fits: {choices.in_words(found[0])}\n\n{table(found[1])}")
+                changes, plan = fitting
+                plans.append(plan)
+                print(f"\nThis fits: {choices.in_words(changes)}\n\n{table(plan)}")
     if JSON.value:
         _write(Path(JSON.value), [plan.as_dict() for plan in plans])
 

@@ -1,4 +1,4 @@
-"""Any data set, made fit for training: python -m vit_jax.prepare SOURCE --out=DIR
+"""Prepares any data set for training: python -m vit_jax.prepare SOURCE --out=DIR
 
 SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet of the Hugging Face Hub,
 or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set in
@@ -22,14 +22,14 @@ from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers, writer
 from vit_jax.preparation.duplicate_removal import Embedder
-from vit_jax.preparation.index import Task
+from vit_jax.preparation.index import WorkItem
 from vit_jax.progress import duration
 
 flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
-flags.DEFINE_string("name", None, "of the data set; default: the source's")
-flags.DEFINE_string("kind", None, f"of the source: {', '.join(readers.KINDS)}; default: as it looks")
+flags.DEFINE_string("name", None, "the data set's name; default: the source's")
+flags.DEFINE_string("kind", None, f"kind of the source: {', '.join(readers.KINDS)}; default: as it looks")
 flags.DEFINE_string("label_key", None, "Parquet column, JSON key or TFDS feature with the label")
-flags.DEFINE_integer("seed", 0, "of the order", lower_bound=0, upper_bound=2**63 - 1)
+flags.DEFINE_integer("seed", 0, "seed of the order", lower_bound=0, upper_bound=2**63 - 1)
 flags.DEFINE_integer("limit", None, "prepare only the first so many of each split", lower_bound=1)
 flags.DEFINE_integer("shards", None, "files of each split; default: by size, as TFDS", lower_bound=1)
 flags.DEFINE_list("shots", [], "few-shot splits to add: 1,5,10,25")
@@ -103,8 +103,8 @@ def make_embedder(checkpoint: str, similarity: float) -> Embedder:
     return Embedder(height, lambda images: jax.device_get(embed(params, images)), similarity)
 
 
-def _splits(source: readers.Source) -> str:
-    """What will be read, for a person to see that it was recognised."""
+def _splits(source: readers.RawDataSet) -> str:
+    """A line on the splits and classes that were recognised."""
     splits = ", ".join(dict.fromkeys(unit.split for unit in source.units))
     classes = f", {len(source.class_names):,} classes" if source.class_names else ""
     return f"{len(source.units):,} parts{classes}, splits {splits}"
@@ -124,13 +124,13 @@ class Workers:
 
     def __exit__(self, kind, *_):
         if self._pool:
-            if kind is KeyboardInterrupt:  # Else the shards that are being written get finished.
+            if kind is KeyboardInterrupt:  # On errors the shards that are being written get finished.
                 for process in (self._pool._processes or {}).values():
                     process.terminate()
             self._pool.shutdown(cancel_futures=True)
 
-    def __call__(self, tasks: list[Task], what: str, unit: str) -> None:
-        progress = Progress(tasks, what, unit)
+    def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None:
+        progress = PhaseProgress(tasks, what, unit)
         tasks = [task for task in tasks if not task.result.exists()]
         if not self._pool:
             for task in tasks:
@@ -150,7 +150,7 @@ class Workers:
 
 
 def _start_worker() -> None:
-    """A worker leaves Ctrl-C to its parent, and ends when that ends, however it does."""
+    """Makes a worker leave Ctrl-C to its parent, and end when that ends, however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (connection.wait([parent]), os._exit(1)), daemon=True).start()
@@ -171,7 +171,7 @@ class Beam:
         except ValueError as error:
             raise UserError(f"--beam={runner}: {str(error).split('. ')[0]}") from error
 
-    def __call__(self, tasks: list[Task], what: str, unit: str) -> None:
+    def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None:
         import apache_beam as beam
 
         tasks = [task for task in tasks if not task.result.exists()]
@@ -186,10 +186,10 @@ class Beam:
                 )
 
 
-class Progress:
-    """A phase's share, rate and time left: on a terminal one line that moves, else one each half minute."""
+class PhaseProgress:
+    """Prints a phase's share, rate and time left: on a terminal one line that moves, else two a minute."""
 
-    def __init__(self, tasks: list[Task], what: str, unit: str):
+    def __init__(self, tasks: list[WorkItem], what: str, unit: str):
         self._what, self._unit = what, unit
         self._total = sum(task.weight for task in tasks)
         self._before = self._done = sum(task.weight for task in tasks if task.result.exists())
@@ -197,6 +197,7 @@ class Progress:
         self._terminal = sys.stdout.isatty()
 
     def add(self, weight: int) -> None:
+        """Counts work that was done, and prints now and then."""
         self._done += weight
         now = time.monotonic()
         if now - self._shown < (0.2 if self._terminal else 30):
@@ -208,6 +209,7 @@ class Progress:
         self._print(f"{self._what}: {share} | {rate:,.0f} {self._unit}/s | {left} left")
 
     def finish(self) -> None:
+        """Prints how much was done and how long it took."""
         seconds = time.monotonic() - self._start
         before = f", {self._before:,} of them earlier" if self._before else ""
         self._print(f"{self._what}: {self._total:,} {self._unit}{before}, {duration(seconds)}", end="\n")

@@ -1,4 +1,4 @@
-"""How far something long is, in words."""
+"""Progress in words: how much is done, how fast it goes, how long it still takes."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Progress:
         self._start = self._said = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """So much is done in all."""
+        """Says how much is done in all, if the last line was long ago."""
         now = time.monotonic()
         if now - self._said < SECONDS or done >= self._total:
             return
@@ -33,7 +33,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Two leading units: `2 h 5 min`, `3 min 20 s`, `8 s`."""
+    """A time in its two leading units: `2 h 5 min`, `3 min 20 s`, `8 s`."""
     seconds = round(seconds)
     parts = [
         (seconds // 86400, "d"),

@@ -73,10 +73,10 @@ def main(arguments: list[str]) -> None:
 
 
 def test_images(checkpoint: str) -> Source:
-    """Those of the run that the checkpoint is of.
+    """The test images of the run that the checkpoint belongs to.
 
     Raises:
-      UserError: it is of no run.
+      UserError: it belongs to no run.
     """
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import place_of, saved_run, settled_config

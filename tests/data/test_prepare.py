@@ -21,7 +21,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers, writer
 from vit_jax.preparation.duplicate_removal import Embedder
-from vit_jax.preparation.index import Task
+from vit_jax.preparation.index import WorkItem
 
 GOLDEN = Path(__file__).parent / "golden"
 CLASSES = ("n00000001", "n00000022", "n00000333")
@@ -126,7 +126,7 @@ def make_parquet(root: Path, several: bool = False) -> Path:
     return root / "hub"
 
 
-def run(tasks: list[Task], what: str, unit: str) -> None:
+def run(tasks: list[WorkItem], what: str, unit: str) -> None:
     for task in tasks:
         if not task.result.exists():
             task.function(*task.arguments)

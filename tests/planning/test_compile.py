@@ -12,7 +12,7 @@ from vit_jax.parallel import chips
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning import choices
 from vit_jax.planning.compile import compile_step, find_slice, topology_devices
-from vit_jax.planning.estimate import estimate, make_job, table
+from vit_jax.planning.estimate import estimate, make_workload, table
 from vit_jax.planning.hlo import by, total
 from vit_jax.training.program import abstract_batch, make_program
 
@@ -65,7 +65,7 @@ def test_limit_in_libtpu_init_args_is_left_to_the_user(monkeypatch):
 
 
 def plan(config):
-    return estimate(config, make_job(config, None), WHERE, PRICES)
+    return estimate(config, make_workload(config, None), WHERE, PRICES)
 
 
 @needs_compiler
@@ -87,7 +87,7 @@ def test_plan_of_a_small_model_holds_together():
 
 @needs_compiler
 def test_scanned_layers_do_as_many_flops_as_layers_one_by_one():
-    job = make_job(small(), None)
+    job = make_workload(small(), None)
     one_by_one, scanned = (
         compile_step(small(**{"model.scan": scan}), WHERE, 10, job.steps) for scan in (False, True)
     )
@@ -111,14 +111,16 @@ def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
     assert not failed.fits and failed.memory.total > WHERE.chip.memory_bytes
     assert "does not fit" in table(failed)
     said = []
-    changes, found = choices.nearest_fit(config, make_job(config, None), WHERE, PRICES, failed, said.append)
+    changes, found = choices.nearest_fit(
+        config, make_workload(config, None), WHERE, PRICES, failed, said.append
+    )
     assert found.fits and found.memory.total < WHERE.chip.memory_bytes
     assert changes["mesh.fsdp"] == 4 and said == ["trying --config.mesh.fsdp=4"]
 
 
 @needs_compiler
 def test_a_program_that_was_compiled_before_is_not_compiled_again():
-    first, second = (compile_step(small(), WHERE, 10, make_job(small(), None).steps) for _ in range(2))
+    first, second = (compile_step(small(), WHERE, 10, make_workload(small(), None).steps) for _ in range(2))
     assert second.cached and second.memory == first.memory and second.operations == first.operations
 
 

@@ -8,7 +8,7 @@ import pytest
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.planning.compile import find_slice
-from vit_jax.planning.cost import PRICES, Job, cost, data_set, read_prices
+from vit_jax.planning.cost import PRICES, Workload, cost, data_set_size, read_prices
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -32,19 +32,19 @@ def config_of(path, split="train", source="tfds", num_classes=None):
     ],
 )
 def test_a_known_data_set_need_not_be_here(config, expected):
-    assert data_set(config, None) == expected
+    assert data_set_size(config, None) == expected
 
 
 def test_images_and_classes_of_an_unknown_data_set_are_asked_for():
     with pytest.raises(UserError, match="--images=N"):
-        data_set(config_of("/data/pets", source="folder"), None)
+        data_set_size(config_of("/data/pets", source="folder"), None)
     with pytest.raises(UserError, match=r"--config\.data\.num_classes=N"):
-        data_set(config_of("/data/pets", source="folder"), 5000)
-    assert data_set(config_of("/data/pets", source="folder", num_classes=37), 5000) == (5000, 37)
+        data_set_size(config_of("/data/pets", source="folder"), 5000)
+    assert data_set_size(config_of("/data/pets", source="folder", num_classes=37), 5000) == (5000, 37)
 
 
 def test_cost_of_a_run_is_that_of_its_chips_for_its_hours():
-    job = Job(images=0, num_classes=0, steps=3600, batch_size=1, parameters=0, multiply_adds=0)
+    job = Workload(images=0, num_classes=0, steps=3600, batch_size=1, parameters=0, multiply_adds=0)
     price = {"v3": {"dollars": 2.0, "of": "here"}}
     run = cost(job, find_slice("v3", "4x4"), 24.0, price)  # 16 chips of two cores for a day.
     assert (run.hours, run.chip_days, run.core_days, run.dollars) == (24, 16, 32, 16 * 24 * 2)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.planning.test_compile import small
 from vit_jax.errors import UserError
-from vit_jax.planning.estimate import make_job, table
+from vit_jax.planning.estimate import make_workload, table
 from vit_jax.planning.roofline import estimate_best, find_machine
 
 H100 = find_machine("h100", 8)
@@ -12,7 +12,7 @@ H100 = find_machine("h100", 8)
 
 def plan(**changes):
     config = small(**{"model.dtype": "bfloat16", "model.dropout": 0.0} | changes)
-    return estimate_best(config, make_job(config, None), H100, {})
+    return estimate_best(config, make_workload(config, None), H100, {})
 
 
 def test_a_roofline_takes_no_less_than_the_peak():

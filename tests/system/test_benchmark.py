@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import name_missing_operators
 from vit_jax.benchmarks import bench_inference, bench_tpu, bench_train, other_projects
-from vit_jax.benchmarks.bench_train import memory_of
+from vit_jax.benchmarks.bench_train import program_memory
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.parallel.chips import GIB
@@ -111,7 +111,7 @@ def test_inference_is_a_row_for_each_image_size_and_a_plot(tmp_path, capsys):
 
 
 def test_the_largest_batch_is_the_last_that_fits_by_the_compilers_word(capsys):
-    limit = memory_of(bench_inference.compile_ours("ViT-mu/16", 3, 64, "float32"))
+    limit = program_memory(bench_inference.compile_ours("ViT-mu/16", 3, 64, "float32"))
     values = dict(models=["ViT-mu/16"], images=1, image_sizes=[64], turns=1, seconds=0)
     bench_inference.measure(**values, against=[], largest=True, memory_gib=limit / GIB)
     assert rows(capsys.readouterr().out)["ViT-mu/16 64"] == ["3"]  # The second table's row.

@@ -1,4 +1,4 @@
-"""How long few-shot's least squares takes, and how far it is from plain NumPy in float64."""
+"""Times few-shot's least squares, and compares it with plain NumPy in float64."""
 
 import time
 

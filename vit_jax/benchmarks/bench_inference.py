@@ -1,5 +1,7 @@
-"""Inference by the clock: ours, and others', which take turns; and the largest batch that fits (the paper's
-figure 12)."""
+"""Times inference of ours and others', which take turns, and finds the largest batch that fits.
+
+It is the paper's figure 12.
+"""
 
 import importlib.util
 import os
@@ -16,8 +18,8 @@ from vit_jax.benchmarks.bench_train import (
     Runner,
     compile_timed,
     fast_dtype,
-    memory_of,
     print_header,
+    program_memory,
     race,
     random_batch,
     timm_model,
@@ -66,7 +68,7 @@ def measure(
     limit = memory_limit(memory_gib) if largest else None
     dtype, batch = dtype or fast_dtype(), images * jax.device_count()
     print_header(images, dtype, "batch")
-    speeds: dict[str, dict[int, float]] = {}  # By program and image size.
+    speeds: dict[str, dict[int, float]] = {}  # Keyed by program and image size.
     for (model, size), card in cards.items():
         runners = {model: make_ours(model, batch, size, dtype)}
         for peer in against:
@@ -81,7 +83,9 @@ def measure(
     if limit:
         print(f"\n| model | images on a device, the most that fit into {limit / GIB:.2f} GiB |\n|---|---|")
         for model, size in cards:
-            fitting = largest_batch(lambda b, m=model, s=size: memory_of(compile_ours(m, b, s, dtype)), limit)
+            fitting = largest_batch(
+                lambda b, m=model, s=size: program_memory(compile_ours(m, b, s, dtype)), limit
+            )
             batches.setdefault(model, {})[size] = fitting
             print(f"| {model} {size} | {fitting:,} |", flush=True)
     if out:
@@ -90,6 +94,7 @@ def measure(
 
 
 def lower_ours(model: str, batch: int, image_size: int, dtype: str):
+    """The program of a model and its lowered inference; nothing is allocated."""
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
     program = make_program(
@@ -102,11 +107,12 @@ def lower_ours(model: str, batch: int, image_size: int, dtype: str):
 
 
 def compile_ours(model: str, batch: int, image_size: int, dtype: str) -> jax.stages.Compiled:
-    """For so many images on each device; nothing is allocated."""
+    """Compiles inference of so many images on each device; nothing is allocated."""
     return lower_ours(model, batch * jax.device_count(), image_size, dtype)[1].compile()
 
 
 def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
+    """Our inference, ready to run on random images."""
     program, lowered = lower_ours(model, batch, image_size, dtype)
     compiled, seconds = compile_timed(lowered)
     params = program.initial_state(0)["params"]
@@ -114,7 +120,7 @@ def make_ours(model: str, batch: int, image_size: int, dtype: str) -> Runner:
     return Runner(
         f"{model} {image_size}",
         seconds,
-        memory_of(compiled),
+        program_memory(compiled),
         lambda: jax.block_until_ready(compiled(params, data)),
     )
 

@@ -1,4 +1,4 @@
-"""How many images a core turns into training crops, beside other ways to do it."""
+"""Counts the images that a core turns into training crops, beside other ways to do it."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ from vit_jax.errors import UserError
 
 SIZE, BATCH = 224, 64
 IMAGES = 512
-PHOTOGRAPHS = (  # Of scikit-image's, those in colour that come with the package.
+PHOTOGRAPHS = (  # Those of scikit-image in colour that come with the package.
     *("astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "ihc.png"),
     *("motorcycle_left.png", "motorcycle_right.png", "retina.jpg", "rocket.jpg"),
 )
@@ -115,7 +115,7 @@ def take_turns(ways: dict, folder: str, rounds: int, one_core: bool) -> dict[str
 
 
 def two_processes(folder: str, rounds: int) -> float:
-    """What a second core gives here: images/s of two processes that share nothing, over one's."""
+    """The gain of a second core here: images/s of two processes that share nothing, over one's."""
     ratios = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _ in range(rounds):
@@ -253,7 +253,7 @@ SHARED = {
 
 
 def draws(count: int = 10_000, rounds: int = 5) -> str:
-    """What the choice of a rectangle costs by itself, in the quickest round, and how large it is."""
+    """A line on the time that drawing a rectangle takes, in the quickest round, and on its size."""
     parts = []
     for draw in (inception_box, random_resized_box):
         seconds = []
@@ -268,7 +268,7 @@ def draws(count: int = 10_000, rounds: int = 5) -> str:
 
 
 def quality(files: list[Path]) -> str:
-    """Mean absolute difference, in steps of 256, between crops of the same boxes."""
+    """A line on the mean absolute difference, in levels of 255, between crops of the same boxes."""
 
     def crop(data: bytes, i: int, mode: str, size: int) -> np.ndarray:
         area = (0.05, 1.0) if size == SIZE else (0.6, 1.0)

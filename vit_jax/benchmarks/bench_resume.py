@@ -1,4 +1,4 @@
-"""How long a pipeline takes to its first batch, from the beginning and from far into training."""
+"""Times a pipeline to its first batch, from the beginning and from far into training."""
 
 import contextlib
 import statistics

@@ -1,4 +1,4 @@
-"""What saving costs training: a checkpoint every 20 steps, beside none."""
+"""Times training with a checkpoint every 20 steps, beside training with none."""
 
 import statistics
 import tempfile
@@ -47,7 +47,7 @@ def measure(pairs: int = 6) -> None:
                 step += 1
                 state, metrics = program.train_step(state, metrics, feed.take())
                 if saving and step % EVERY == 1:
-                    jax.block_until_ready(state)  # What is left is the saving's own.
+                    jax.block_until_ready(state)  # So that only the saving is timed.
                     before = time.perf_counter()
                     checkpoints.save(step, as_items(state, metrics))
                     blocked.append(time.perf_counter() - before)

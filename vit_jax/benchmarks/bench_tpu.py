@@ -1,4 +1,4 @@
-"""What the TPU compiler says of training steps: ours, and others' from their checkouts, in one table."""
+"""Compares training steps, ours and others' from their checkouts, by the TPU compiler's estimates."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -92,6 +92,12 @@ def measure(
 
 
 def row(name: str, compiled: Compiled, where: Slice, least: float, ours: Compiled | None = None) -> None:
+    """Prints a row of the table.
+
+    Args:
+      least: FLOPs of a step at least, on all devices.
+      ours: our program, which this one is compared with.
+    """
     memory = compiled.memory.temporaries / GIB
     if compiled.fits:
         cycles = total(compiled.operations, "cycles")
@@ -109,7 +115,7 @@ def row(name: str, compiled: Compiled, where: Slice, least: float, ours: Compile
 
 
 def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
-    """Where the cycles of our programs go, in millions."""
+    """Prints a table of our programs' cycles by part, in millions."""
     sums = [
         Counter({"all products at the peak": round(least)})
         + sum(
@@ -128,5 +134,5 @@ def show_parts(programs: list[tuple[str, Compiled, float]]) -> None:
 
 
 def flops_in_a_cycle(where: Slice) -> float:
-    """Of a device's matrix units."""
+    """FLOPs that a device's matrix units do in a cycle."""
     return where.chip.peak_flops / where.chip.clock

@@ -1,4 +1,4 @@
-"""Training steps by the clock: ours, and others' from their checkouts, which take turns."""
+"""Times training steps: ours, and others' from their checkouts, which take turns."""
 
 import importlib.util
 import statistics
@@ -29,7 +29,7 @@ class Runner(NamedTuple):
 
     name: str
     compile_seconds: float
-    memory: int | None  # Bytes of a device: state, batch and temporaries.
+    memory: int | None  # Bytes on a device: state, batch and temporaries.
     step: Callable[[], None]  # Runs the program once and waits for its end.
 
 
@@ -81,7 +81,7 @@ def print_header(images: int, dtype: str, call: str) -> None:
 
 
 def race(runners: Sequence[Runner], batch: int, least: float, turns: int, seconds: float) -> dict[str, float]:
-    """Has the runners take turns, prints a row for each, and returns their images/s by their names.
+    """Lets the runners take turns, prints a row for each, and returns their images/s by their names.
 
     Args:
       runners: ours first.
@@ -119,6 +119,7 @@ def take_turns(runners: Sequence[Runner], turns: int, seconds: float) -> dict[st
 
 
 def fast_dtype() -> str:
+    """The type in which the devices here compute fast."""
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
@@ -136,12 +137,17 @@ def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compile
         state, sums = compiled(state, metrics, data)
         jax.block_until_ready((state, sums))
 
-    return Runner(name, seconds, memory_of(compiled), step), compiled
+    return Runner(name, seconds, program_memory(compiled), step), compiled
 
 
 def make_others(
     peer: str, model: str, batch: int, image_size: int, dtype: str, checkouts: str | None
 ) -> list[Runner]:
+    """The training steps of another project, one for each of its options.
+
+    Raises:
+      UserError: there is no checkout of it, or it is not installed.
+    """
     if peer == "timm":
         return [make_timm(model, batch, image_size)]
     checkout, mesh = (
@@ -153,11 +159,13 @@ def make_others(
         made = other_projects.make_step(peer, checkout, model, values, dtype, image_size, batch, mesh)
         compiled, seconds = compile_timed(made.run.lower(made.state, *data))
         step = repeated(compiled, made.init(), data)
-        runners.append(Runner(f"{peer}, {option}", seconds, memory_of(compiled), step))
+        runners.append(Runner(f"{peer}, {option}", seconds, program_memory(compiled), step))
     return runners
 
 
 def repeated(compiled: jax.stages.Compiled, state: dict, data: tuple) -> Callable[[], None]:
+    """A function that takes the next step each time, and waits for its end."""
+
     def step():
         nonlocal state
         state, loss = compiled(state, *data)
@@ -214,6 +222,7 @@ def timm_model(model: str, image_size: int) -> tuple:
 
 
 def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Array]:
+    """Random images, uint8 `[batch, height, width, 3]`, and labels, int32 `[batch]`, on the devices."""
     random = np.random.default_rng(0)
     images = random.integers(256, size=(batch, image_size, image_size, 3), dtype=np.uint8)
     labels = random.integers(other_projects.CLASSES, size=batch, dtype=np.int32)
@@ -221,11 +230,13 @@ def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Arra
 
 
 def compile_timed(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
+    """A compiled program, and the seconds that compiling took."""
     started = time.perf_counter()
     return lowered.compile(), time.perf_counter() - started
 
 
-def memory_of(compiled: jax.stages.Compiled) -> int:
+def program_memory(compiled: jax.stages.Compiled) -> int:
+    """Bytes on a device: arguments, temporaries, and results that take no argument's place."""
     sizes = compiled.memory_analysis()
     new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new

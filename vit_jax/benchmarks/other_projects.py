@@ -30,8 +30,8 @@ class Peer(NamedTuple):
 
     repository: str
     make: Callable[..., Any]  # (checkout, name of the model, dtype, **option) -> flax.linen.Module
-    logits: Callable[[Any], jax.Array]  # Of what the model returns.
-    options: dict[str, dict]  # By what a table calls them.
+    logits: Callable[[Any], jax.Array]  # Takes the logits out of what the model returns.
+    options: dict[str, dict]  # Keyed by their names in a table.
 
 
 def _vision_transformer(checkout: Path, name: str, dtype: str):
@@ -85,7 +85,7 @@ class Step(NamedTuple):
 
     run: Callable  # (state, images, labels) -> (state, loss), jitted.
     init: Callable[[], dict]  # The state before the first step.
-    state: dict  # Of shapes, as are the others.
+    state: dict  # Shapes, as are the others.
     images: jax.ShapeDtypeStruct
     labels: jax.ShapeDtypeStruct
 

@@ -1,4 +1,4 @@
-"""From an encoded image to the pixels of a rectangle of it, at no more detail than is needed.
+"""Decodes the pixels of a rectangle of an encoded image, at no more detail than is needed.
 
 A JPEG is decoded by `_jpeg` (libjpeg-turbo): only its rectangle, and at 1/2, 1/4 or 1/8 of its size
 where that still covers what is asked for. Everything else is decoded whole by Pillow: other formats,
@@ -25,13 +25,16 @@ try:
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
     _jpeg = None
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")  # Not EPS, which starts a program, nor TIFF, which prints.
-BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}  # What a transparent image is put on.
+# EPS is not read, since it starts a program, nor TIFF, whose reader prints.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+# The grey level on which a transparent image is put.
+BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}
 MAX_PIXELS = 178_956_970  # A larger image is refused, not decoded.
-MAX_RESIZED = 1 << 24  # Pixels. What a resize makes larger, of very long images, is resized in part only.
-MAX_SCANS = 200  # Of a JPEG: each costs a pass over the whole image.
-SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")  # Its head: length, components.
-# Those of Pillow, each with the reach of its filter in pixels of the result.
+MAX_RESIZED = 1 << 24  # Pixels. Where a resized image would have more (a very long one), only a part is made.
+MAX_SCANS = 200  # Scans of a JPEG: each costs a pass over the whole image.
+# The head of a scan: its length and the number of its components.
+SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
+# Pillow's interpolations, each with the reach of its filter in pixels of the result.
 PILLOW = {
     "bilinear_antialias": (Image.Resampling.BILINEAR, 1),
     "bicubic": (Image.Resampling.BICUBIC, 2),
@@ -54,7 +57,7 @@ class Unreadable(Exception):
 class Box(NamedTuple):
     """A rectangle in pixels, with its right and bottom edges outside.
 
-    Only for Pillow's interpolations may edges lie within pixels.
+    Edges may lie within pixels only where Pillow interpolates.
     """
 
     left: float
@@ -64,10 +67,12 @@ class Box(NamedTuple):
 
     @property
     def height(self) -> float:
+        """Pixels from top to bottom."""
         return self.bottom - self.top
 
     @property
     def width(self) -> float:
+        """Pixels from left to right."""
         return self.right - self.left
 
     def scaled(self, factor: float) -> "Box":
@@ -81,7 +86,7 @@ class Box(NamedTuple):
 
 
 def is_fast() -> bool:
-    """Whether JPEGs are decoded by rectangles here: `_jpeg` was built when vit_jax was installed."""
+    """True where JPEGs are decoded by rectangles: `_jpeg` was built when vit_jax was installed."""
     return _jpeg is not None
 
 
@@ -127,7 +132,7 @@ def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     depth = encoded[24] if opened.format == "PNG" else 8  # Pillow scales levels to 8 bits, but not the key.
     if opened.mode == "L" and depth < 8:
         rgba.putalpha(opened.point(lambda level: 255 * (level != key * 255 // (2**depth - 1))))
-    elif opened.mode == "RGB" and depth == 16:  # Of which Pillow has kept eight: others look like the key.
+    elif opened.mode == "RGB" and depth == 16:  # Pillow kept 8 bits, by which other colours equal the key.
         alpha = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_UNCHANGED)[..., 3]
         rgba.putalpha(Image.fromarray((alpha >> 8).astype(np.uint8)))
     result = Image.new("RGB", opened.size, (shade, shade, shade))
@@ -141,7 +146,7 @@ def open_image(image: bytes | np.ndarray, mode: str = "fast", background: str = 
     Args:
       image: encoded, or RGB uint8 `[height, width, 3]`.
       mode: `fast`, or `exact` to decode all of it with Pillow, whatever is asked for.
-      background: as of `decode`.
+      background: see `decode`.
 
     Raises:
       Unreadable: see `decode`. Damage that the header doesn't show is found by `region`.
@@ -178,8 +183,12 @@ class Pixels:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """What Pillow's resize of the whole image to the height and width `sides` has from the place `corner`
-        (top, left) on, into `out`, `[height, width, 3]`."""
+        """Writes a crop of the whole image resized by Pillow into `out`, `[height, width, 3]`.
+
+        Args:
+          sides: height and width of the whole image after the resize.
+          corner: top and left of the crop in it.
+        """
         top, left, height, width = *corner, *out.shape[:2]
         if math.prod(sides) <= MAX_RESIZED:
             image = Image.fromarray(self._pixels).resize(sides[::-1], PILLOW[interpolation][0])
@@ -201,7 +210,7 @@ class Jpeg:
         self.height, self.width = (width, height) if self._turn.swap else (height, width)
 
     def region(self, box: Box, size: int | tuple[int, int]) -> np.ndarray:
-        """As `Pixels.region`; halved by the JPEG's own transform, up to 1/8, and then by area.
+        """Does what `Pixels.region` does; halves by the JPEG's own transform, up to 1/8, and then by area.
 
         Raises:
           Unreadable: the JPEG is damaged.
@@ -209,16 +218,19 @@ class Jpeg:
         shrink = _shrink(box, size)
         by_area = max(1, shrink // 8)
         left, top, right, bottom = self._place(box, shrink, by_area)
-        found = _jpeg.decode(self._data, left, top, right, bottom, shrink // by_area)
-        if found is None:  # Pillow may know better, and has the last word.
+        decoded = _jpeg.decode(self._data, left, top, right, bottom, shrink // by_area)
+        if decoded is None:  # Pillow may know better, and has the last word.
             return Pixels(decode(self._data)).region(box, size)
-        rows, stride, start = found
+        rows, stride, start = decoded
         pixels = np.frombuffer(rows, np.uint8).reshape(bottom - top, stride, 3)
         return _average(_upright(pixels[:, start : start + right - left], self._turn), by_area)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
-        """As `Pixels.crop`; bilinear squares of rows as they are decoded, which differs by 1 at most by
-        rounding, and all else from a JPEG decoded at `DETAIL` times the size, or more."""
+        """Does what `Pixels.crop` does.
+
+        Bilinear squares are resized as their rows are decoded, which differs by 1 at most by rounding; all
+        else is resized from a JPEG that was decoded at `DETAIL` times the size, or more.
+        """
         if interpolation != "bilinear":
             if not self._crop_averaged(box, out, interpolation, beside=False):
                 Pixels(decode(self._data)).crop(box, out, interpolation)
@@ -237,7 +249,7 @@ class Jpeg:
     def crop_resized(
         self, sides: tuple[int, int], corner: tuple[int, int], out: np.ndarray, interpolation: str
     ) -> None:
-        """As `Pixels.crop_resized`, from a JPEG decoded at `DETAIL` times the size, or more."""
+        """Does what `Pixels.crop_resized` does, from a JPEG decoded at `DETAIL` times the size, or more."""
         box = _before(sides, corner, out.shape, self.height, self.width)
         if not self._crop_averaged(box, out, interpolation, beside=True):
             Pixels(decode(self._data)).crop_resized(sides, corner, out, interpolation)
@@ -255,17 +267,17 @@ class Jpeg:
         outer = _around(
             place, into.shape, interpolation if beside else None, -(-height // shrink), -(-width // shrink)
         )
-        found = _jpeg.decode(self._data, *outer, shrink)
-        if found is None:
+        decoded = _jpeg.decode(self._data, *outer, shrink)
+        if decoded is None:
             return False
-        rows, stride, start = found
+        rows, stride, start = decoded
         pixels = np.frombuffer(rows, np.uint8).reshape(outer.height, stride, 3)
         resample(pixels[:, start : start + outer.width], into, interpolation, place.within(outer))
         out[:] = _upright(into, turn)
         return True
 
     def _as_stored(self, box: Box) -> Box:
-        """Where a rectangle lies in the stored image."""
+        """The place of a rectangle in the stored image."""
         turn, (height, width) = self._turn, self._stored
         left, top, right, bottom = box
         if turn.swap:
@@ -277,7 +289,7 @@ class Jpeg:
         return Box(left, top, right, bottom)
 
     def _place(self, box: Box, shrink: int, by_area: int) -> tuple[int, int, int, int]:
-        """Where a rectangle lies in the stored image, shrunk but for what is left to averaging."""
+        """The place of a rectangle in the stored image, shrunk but for what is left to averaging."""
         stored = self._as_stored(box)
         if shrink == 1:
             return stored
@@ -285,14 +297,14 @@ class Jpeg:
 
 
 class Turn(NamedTuple):
-    """How an image is stored: mirrored along its axes, and these exchanged (in this order)."""
+    """The way an image is stored: mirrored along its axes, and these exchanged (in this order)."""
 
     swap: bool
     flip_x: bool
     flip_y: bool
 
 
-# By EXIF's orientation. An unknown one is taken for upright, as Pillow does.
+# Turns by EXIF's orientation. An unknown one is taken for upright, as Pillow does.
 TURNS = {
     1: Turn(False, False, False),
     2: Turn(False, True, False),
@@ -323,7 +335,7 @@ def _snap(box: Box, shrink: int, height: int, width: int) -> Box:
 def _before(
     sides: tuple[int, int], corner: tuple[int, int], size: tuple[int, ...], height: int, width: int
 ) -> Box:
-    """Where a crop of a resized image lies in the image before, of `height` and `width`."""
+    """The place of a crop of a resized image in the image before the resize, of `height` and `width`."""
     y, x, (top, left) = height / sides[0], width / sides[1], corner
     return Box(left * x, top * y, (left + size[1]) * x, (top + size[0]) * y)
 
@@ -398,7 +410,7 @@ def resample(pixels: np.ndarray, out: np.ndarray, interpolation: str, box: Box |
 
 
 def _resize_area(pixels: np.ndarray, out: np.ndarray) -> None:
-    """What each pixel covers, averaged. OpenCV averages only where no side grows: the others come after."""
+    """Averages what each pixel covers; OpenCV averages only where no side grows, so they come after."""
     height, width = (min(sides) for sides in zip(pixels.shape, out.shape[:2], strict=False))
     if (height, width) != out.shape[:2]:
         pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)

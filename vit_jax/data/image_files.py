@@ -16,29 +16,32 @@ from vit_jax.errors import UserError
 
 
 def find_images(arguments: Sequence[str]) -> list[tuple[str, bytes | None]]:
-    """Files by name; with its bytes, what came by standard input (`-`): one image, or paths, one a line.
+    """Names of image files; what comes by standard input (`-`) is one image, with its bytes, or paths.
+
+    Args:
+      arguments: files, folders, patterns; `-` reads standard input: an image, or paths, one a line.
 
     Raises:
       UserError: a path that does not exist, a folder without images.
     """
-    found = []
+    images = []
     for argument in arguments:
         if argument == "-":
-            found += _standard_input()
+            images += _standard_input()
         elif os.path.isdir(argument):
             inside = sorted(path for path in walk(argument) if path.lower().endswith(IMAGE_SUFFIXES))
             if not inside:
                 raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}")
-            found += [(path, None) for path in inside]
+            images += [(path, None) for path in inside]
         elif os.path.exists(argument):
-            found.append((argument, None))
+            images.append((argument, None))
         elif matching := [
             path for path in sorted(glob.glob(argument, recursive=True)) if not os.path.isdir(path)
         ]:
-            found += [(path, None) for path in matching]
+            images += [(path, None) for path in matching]
         else:
             raise UserError(f"there is no {argument}")
-    return found
+    return images
 
 
 def _standard_input() -> list[tuple[str, bytes | None]]:
@@ -54,22 +57,22 @@ def _standard_input() -> list[tuple[str, bytes | None]]:
 
 
 class ImageFiles(Source):
-    """The images without labels."""
+    """A source of images that `find_images` found, without labels."""
 
     class_names = ()
 
-    def __init__(self, found: Sequence[tuple[str, bytes | None]]):
-        self._found = found
+    def __init__(self, images: Sequence[tuple[str, bytes | None]]):
+        self._images = images
 
     def __len__(self):
-        return len(self._found)
+        return len(self._images)
 
     def __getitem__(self, index):
-        path, content = self._found[index]
+        path, content = self._images[index]
         return Example(read_file(path) if content is None else content, ())
 
     def describe(self, index):
-        return self._found[index][0]
+        return self._images[index][0]
 
 
 def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], np.ndarray]:

@@ -1,4 +1,4 @@
-"""Which example stands at which position of a run: arithmetic, so any position is found at once.
+"""The order of a run: computes which example stands at a position, so that any is reached at once.
 
 Position n is that of the n-th example since the start of training. An epoch is a permutation of
 the data set, another one each time. Mixtures with given shares interleave one such sequence for
@@ -66,7 +66,7 @@ def _epochs(positions: np.ndarray, size: int, seed: int, part: int) -> np.ndarra
 
 
 def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
-    """Where a permutation of `range(size)`, chosen by `key`, takes each of `places` (int64).
+    """Applies a permutation of `range(size)`, chosen by `key`, to each of `places` (int64).
 
     A Feistel network over the next power of two; what falls outside is sent through it again until
     it doesn't ("cycle walking"). The numbers of a key are ints or arrays like `places`.

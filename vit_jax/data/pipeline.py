@@ -34,8 +34,10 @@ FEW_IMAGES = 5000  # Fewer are read before worker processes, which take seconds 
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:
-    """Processes (0: this one) and the threads of each that decode so many images: those given, else as many
-    as suit them and this machine's cores. The batches are the same with any.
+    """Numbers of processes (0: this one) and of threads of each that decode so many images.
+
+    Where None is given they follow from the images and this machine's cores. The batches are the same with
+    any.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads is None:
@@ -57,16 +59,16 @@ def training_batches(
     augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """Endless training batches from step `first_step` on.
+    """Yields endless training batches from step `first_step` on.
 
     Args:
-      batch_size: of all processes together.
+      batch_size: images of all processes together.
       workers: processes that decode; 0 decodes in this one, and None leaves it to `decoders`.
-      threads: of each process that decodes; None leaves it to `decoders`. Decoding leaves the interpreter
-        free nine tenths of its time, so a few threads are better than as many processes, whose batches must
-        be copied.
+      threads: threads of each process that decodes; None leaves it to `decoders`. Decoding leaves the
+        interpreter free nine tenths of its time, so a few threads are better than as many processes, whose
+        batches must be copied.
       augment: applied to the crop, uint8 to uint8.
-      rows: of each batch, those that this process reads, in order; None for all.
+      rows: the rows of each batch that this process reads, in order; None for all.
 
     Yields:
       `image` uint8 `[local batch, size, size, 3]`, `labels` int32 `[local batch, max_labels]`
@@ -97,8 +99,8 @@ def training_batches(
         raise UserError(f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on")
 
     def load(number: int) -> Batch:
-        step, part = divmod(number, chunks)
-        positions = step * batch_size + _part(rows, part, chunks)
+        step, chunk = divmod(number, chunks)
+        positions = step * batch_size + _rows_of_chunk(rows, chunk, chunks)
         batch = _empty(len(positions), crop.size, source)
         draws = _generators(seed, positions)
         for row, (rng, index) in enumerate(zip(draws, order(positions).tolist(), strict=True)):
@@ -118,21 +120,21 @@ def evaluation_batches(
     threads: int | None = None,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
-    """Every image once, in order, in equally many batches for every process.
+    """Yields every image once, in order, in equally many batches for every process.
 
     Args:
-      batch_size, workers, threads, rows: as of `training_batches`.
+      batch_size, workers, threads, rows: see `training_batches`.
 
     Yields:
-      As `training_batches`, and `mask` bool `[local batch]`: False for an unreadable image and
+      What `training_batches` yields, and `mask` bool `[local batch]`: False for an unreadable image and
       for the padding that fills the last batch.
     """
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 
     def load(number: int) -> Batch:
-        step, part = divmod(number, chunks)
-        indices = (step * batch_size + _part(rows, part, chunks)).tolist()
+        step, chunk = divmod(number, chunks)
+        indices = (step * batch_size + _rows_of_chunk(rows, chunk, chunks)).tolist()
         batch = _empty(len(indices), crop.size, source) | {"mask": np.zeros(len(indices), bool)}
         batch["image"][:] = 0
         for row, index in enumerate(indices):
@@ -181,7 +183,7 @@ class SkipLog:
 
 
 def _generators(seed: int, positions: np.ndarray) -> Iterator[np.random.Generator]:
-    """A generator for each position, good until the next is asked for: one that is set back each time.
+    """Yields a generator for each position, good until the next one is asked for: it is set back each time.
 
     To make a new one takes ten times as long.
     """
@@ -193,9 +195,9 @@ def _generators(seed: int, positions: np.ndarray) -> Iterator[np.random.Generato
         yield generator
 
 
-def _part(rows: np.ndarray, part: int, parts: int) -> np.ndarray:
-    """One of so many nearly equal parts."""
-    return rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
+def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
+    """The rows of one of so many nearly equal chunks."""
+    return rows[chunk * len(rows) // chunks : (chunk + 1) * len(rows) // chunks]
 
 
 def _empty(images: int, size: int | tuple[int, int], source: Source) -> Batch:
@@ -252,7 +254,7 @@ def _cause(code: int) -> str:
 
 
 def _obey_parent(worker: int, workers: int) -> None:
-    """Has a worker process end when the training process is gone, also after a SIGKILL, and not before.
+    """Makes a worker process end when the training process is gone, also after a SIGKILL, and not before.
 
     Ctrl-C in a terminal and a scheduler reach both, and the training process still takes batches then.
     """

@@ -1,4 +1,4 @@
-"""Crops: which rectangle of an image is seen, and its pixels at the model's size.
+"""Crops: the rectangle of an image that is seen, and its pixels at the model's size.
 
 All of them keep to one form: a rectangle is chosen from the image's height and width alone, then
 decoded and resized. So the paper's "resize, then crop" costs no more than the crop. Interpolations and
@@ -40,7 +40,7 @@ class TrainCrop:
     def __call__(
         self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """uint8 `[size, size, 3]`, in `out` if given.
+        """The crop, uint8 `[size, size, 3]`, in `out` if given.
 
         Raises:
           Unreadable: see `vit_jax.data.decode`.
@@ -87,7 +87,7 @@ class TestCrop:
       UserError: `resize` is less than `size`, so that the image would have to be padded.
     """
 
-    __test__ = False  # Of images, not a test: for pytest.
+    __test__ = False  # It crops test images, and is no test of pytest's.
 
     size: int | tuple[int, int]
     kind: str = "short_side"
@@ -105,7 +105,7 @@ class TestCrop:
             )
 
     def __call__(self, image: bytes | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
+        """The crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
         opened = open_image(image, self.mode, self.background)
         height, width = opened.height, opened.width
         out = np.empty((*sides(self.size), 3), np.uint8) if out is None else out
@@ -202,7 +202,7 @@ def random_resized_box(
 def part_box(
     height: int, width: int, kind: str, resize: int, size: int | tuple[int, int], x: float, y: float
 ) -> Box:
-    """What a crop to `size` sees of an image that was resized to `resize` (`square`, `short_side`).
+    """The rectangle that a crop to `size` sees of an image resized to `resize` (`square`, `short_side`).
 
     Args:
       x, y: where the crop lies between left and right and between top and bottom, from 0 to 1.
@@ -221,7 +221,8 @@ def resized_sides(
 ) -> tuple[int, int]:
     """Height and width of the whole image after the resize (`square`, `short_side`) before a crop to `size`.
 
-    Rounded as by torchvision's `Resize`, and where the crop is not square by timm's `ResizeKeepRatio`.
+    They are rounded as by torchvision's `Resize`, and as by timm's `ResizeKeepRatio` where the crop is not
+    square.
     """
     rows, columns = (int(resize * side / min(sides(size))) for side in sides(size))
     if kind == "square":

@@ -25,7 +25,7 @@ LEVELS = {
     "strong2": (2, 20, 0.8),
 }
 
-GREY = 128  # Of what a geometric operation leaves empty.
+GREY = 128  # The level of what a geometric operation leaves empty.
 LUMINANCE = (0.299, 0.587, 0.114)
 
 
@@ -72,7 +72,7 @@ class _HostAugmentation:
 
 
 def randaugment(pixels: np.ndarray, rng: np.random.Generator, layers: int, magnitude: float) -> np.ndarray:
-    """As many random operations as `layers`, one after the other (RandAugment, 1909.13719).
+    """Applies as many random operations as `layers`, one after the other (RandAugment, 1909.13719).
 
     Operations, and what a magnitude means to each, are those of the TensorFlow code that AugReg
     trained with. That has two faults, which are kept because its published models have seen them:
@@ -94,7 +94,7 @@ def randaugment(pixels: np.ndarray, rng: np.random.Generator, layers: int, magni
 def color_jitter(
     pixels: np.ndarray, rng: np.random.Generator, brightness: float, contrast: float, saturation: float
 ) -> np.ndarray:
-    """Each property times a factor uniform in [1 - x, 1 + x], in random order, as in torchvision.
+    """Scales each property by a factor uniform in [1 - x, 1 + x], in random order, as torchvision does.
 
     Args:
       pixels: uint8 `[height, width, 3]`; it is not written to.
@@ -114,24 +114,24 @@ def color_jitter(
 
 
 def adjust_brightness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Between black (factor 0) and the image (1), and beyond."""
+    """Mixes the image (factor 1) with black (factor 0); larger factors go beyond."""
     return _linear(pixels, factor * np.eye(3), 0)
 
 
 def adjust_contrast(pixels: np.ndarray, factor: float, grey: float | None = None) -> np.ndarray:
-    """Between a grey, by default the image's mean, and the image."""
+    """Mixes the image (factor 1) with a grey (factor 0), by default the image's mean."""
     if grey is None:
         grey = round(np.dot(cv2.mean(pixels)[:3], LUMINANCE))
     return _linear(pixels, factor * np.eye(3), (1 - factor) * grey)
 
 
 def adjust_saturation(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Between the image without colour and the image."""
+    """Mixes the image (factor 1) with its grey version (factor 0)."""
     return _linear(pixels, factor * np.eye(3) + (1 - factor) * np.array([LUMINANCE] * 3), 0)
 
 
 def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Between the image smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13 and the image; its rim stays."""
+    """Mixes the image with itself smoothed by [[1, 1, 1], [1, 5, 1], [1, 1, 1]] / 13; its rim stays."""
     # The kernel is 9/13 of a mean of 3 x 3 and 4/13 of the middle.
     sharp = cv2.addWeighted(pixels, (4 + 9 * factor) / 13, cv2.blur(pixels, (3, 3)), 9 * (1 - factor) / 13, 0)
     for rim in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
@@ -140,7 +140,7 @@ def adjust_sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def autocontrast(pixels: np.ndarray) -> np.ndarray:
-    """Each channel stretched to 0..255."""
+    """Stretches each channel to 0..255."""
     low, high = np.array([cv2.minMaxLoc(channel)[:2] for channel in cv2.split(pixels)]).T
     flat = high == low
     scale = np.where(flat, 1, 255 / np.maximum(high - low, 1))
@@ -148,7 +148,7 @@ def autocontrast(pixels: np.ndarray) -> np.ndarray:
 
 
 def equalize(pixels: np.ndarray) -> np.ndarray:
-    """Each channel's histogram made even, as Pillow does."""
+    """Makes each channel's histogram even, as Pillow does."""
     tables = np.empty((1, 256, 3), np.uint8)
     for channel in range(3):
         counts = cv2.calcHist([pixels], [channel], None, [256], [0, 256]).ravel().astype(int)
@@ -159,26 +159,26 @@ def equalize(pixels: np.ndarray) -> np.ndarray:
 
 
 def posterize(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """The highest bits of each value; at least one stays, as there, and at most all 8."""
+    """Keeps the highest bits of each value: at least one, as TensorFlow's code does, and at most all 8."""
     return pixels & np.uint8(256 - (1 << (8 - min(max(bits, 1), 8))))
 
 
 def solarize(pixels: np.ndarray, threshold: int) -> np.ndarray:
-    """Values from the threshold (0..255) on are inverted."""
+    """Inverts values from the threshold (0..255) on."""
     _, bright = cv2.threshold(pixels, threshold - 1, 255, cv2.THRESH_BINARY)
     bright ^= pixels
     return bright
 
 
 def solarize_add(pixels: np.ndarray, addition: int) -> np.ndarray:
-    """Values below 128 are raised."""
+    """Raises values below 128."""
     _, dark = cv2.threshold(pixels, 127, 255, cv2.THRESH_BINARY_INV)
     dark &= np.uint8(min(addition, 255))
     return cv2.add(pixels, dark, dst=dark)
 
 
 def affine(pixels: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
-    """Output pixel (x, y) is the input's nearest to `matrix @ (x, y, 1)`, or grey outside of it."""
+    """Takes for output pixel (x, y) the input's nearest to `matrix @ (x, y, 1)`, or grey outside of it."""
     height, width, _ = pixels.shape
     nearest_input = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-HIGHEST = 10.0  # Level.
+HIGHEST = 10.0  # The highest level.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class RandPolicy:
     resampling: str = "bicubic"
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """uint8 `[height, width, 3]`, which is not written to, to the same shape."""
+        """Augments uint8 `[height, width, 3]`, which is not written to, into an array of the same shape."""
         chosen = [name for name in self.draw(rng) if rng.random() < self.probability]
         if not chosen:
             return pixels
@@ -57,26 +57,26 @@ class RandPolicy:
         return [names[int(rng.random() * len(names))] for _ in range(self.layers)]
 
     def apply(self, name: str, image: Image.Image, level: float, sign: int) -> Image.Image:
-        """An operation at a level from 0 to 10; `sign`, 1 or -1, is the side to which those with two go."""
+        """Applies an operation at a level from 0 to 10; `sign`, 1 or -1, is the side of those with two."""
         return OPERATIONS[name](self, image, level / HIGHEST, sign)
 
-    def _factor(self, part: float, sign: int) -> float:
-        """Of an enhancement: 1 changes nothing."""
-        return max(0.1, 1 + sign * 0.9 * part) if self.increasing else 0.1 + 1.8 * part
+    def _factor(self, strength: float, sign: int) -> float:
+        """The factor of an enhancement: 1 changes nothing."""
+        return max(0.1, 1 + sign * 0.9 * strength) if self.increasing else 0.1 + 1.8 * strength
 
-    def _enhance(self, kind: type, image: Image.Image, part: float, sign: int) -> Image.Image:
-        return kind(image).enhance(self._factor(part, sign))
+    def _enhance(self, kind: type, image: Image.Image, strength: float, sign: int) -> Image.Image:
+        return kind(image).enhance(self._factor(strength, sign))
 
-    def _posterize(self, image: Image.Image, part: float) -> Image.Image:
-        bits = int(4 * part)
+    def _posterize(self, image: Image.Image, strength: float) -> Image.Image:
+        bits = int(4 * strength)
         return _posterize(image, 4 - bits if self.increasing else bits)
 
-    def _solarize(self, image: Image.Image, part: float) -> Image.Image:
-        threshold = int(256 * part)
+    def _solarize(self, image: Image.Image, strength: float) -> Image.Image:
+        threshold = int(256 * strength)
         return ImageOps.solarize(image, 256 - threshold if self.increasing else threshold)
 
     def _affine(self, image: Image.Image, *matrix: float) -> Image.Image:
-        """Output pixel (x, y) is the input's at (a x + b y + c, d x + e y + f)."""
+        """Takes for output pixel (x, y) the input's at (a x + b y + c, d x + e y + f)."""
         return image.transform(
             image.size,
             Image.Transform.AFFINE,
@@ -86,7 +86,7 @@ class RandPolicy:
         )
 
     def _translate(self, image: Image.Image, left: float, up: float) -> Image.Image:
-        """In shares of the image's sides."""
+        """Moves the image by shares of its sides."""
         return self._affine(image, 1, 0, left * image.width, 0, 1, up * image.height)
 
     def _rotate(self, image: Image.Image, degrees: float) -> Image.Image:
@@ -94,7 +94,7 @@ class RandPolicy:
 
 
 def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    """The highest bits of each value. 0 makes a black image, as when MAE trained; Pillow now refuses it."""
+    """Keeps the highest bits of each value; 0 makes a black image, as for MAE, where Pillow now refuses."""
     return image.point(3 * [value & 256 - (1 << 8 - bits) for value in range(256)])
 
 
@@ -103,21 +103,21 @@ def _solarize_add(image: Image.Image, addition: int) -> Image.Image:
     return image.point(3 * table)
 
 
-# By timm's names: (policy, image, level / 10, sign) -> image.
+# Operations by timm's names: (policy, image, level / 10, sign) -> image.
 OPERATIONS: dict[str, Callable[[RandPolicy, Image.Image, float, int], Image.Image]] = {
-    "AutoContrast": lambda policy, x, part, sign: ImageOps.autocontrast(x),
-    "Equalize": lambda policy, x, part, sign: ImageOps.equalize(x),
-    "Invert": lambda policy, x, part, sign: ImageOps.invert(x),
-    "Rotate": lambda policy, x, part, sign: policy._rotate(x, sign * 30 * part),
-    "Posterize": lambda policy, x, part, sign: policy._posterize(x, part),
-    "Solarize": lambda policy, x, part, sign: policy._solarize(x, part),
-    "SolarizeAdd": lambda policy, x, part, sign: _solarize_add(x, int(110 * part)),
-    "Color": lambda policy, x, part, sign: policy._enhance(ImageEnhance.Color, x, part, sign),
-    "Contrast": lambda policy, x, part, sign: policy._enhance(ImageEnhance.Contrast, x, part, sign),
-    "Brightness": lambda policy, x, part, sign: policy._enhance(ImageEnhance.Brightness, x, part, sign),
-    "Sharpness": lambda policy, x, part, sign: policy._enhance(ImageEnhance.Sharpness, x, part, sign),
-    "ShearX": lambda policy, x, part, sign: policy._affine(x, 1, sign * 0.3 * part, 0, 0, 1, 0),
-    "ShearY": lambda policy, x, part, sign: policy._affine(x, 1, 0, 0, sign * 0.3 * part, 1, 0),
-    "TranslateX": lambda policy, x, part, sign: policy._translate(x, sign * 0.45 * part, 0),
-    "TranslateY": lambda policy, x, part, sign: policy._translate(x, 0, sign * 0.45 * part),
+    "AutoContrast": lambda policy, x, level, sign: ImageOps.autocontrast(x),
+    "Equalize": lambda policy, x, level, sign: ImageOps.equalize(x),
+    "Invert": lambda policy, x, level, sign: ImageOps.invert(x),
+    "Rotate": lambda policy, x, level, sign: policy._rotate(x, sign * 30 * level),
+    "Posterize": lambda policy, x, level, sign: policy._posterize(x, level),
+    "Solarize": lambda policy, x, level, sign: policy._solarize(x, level),
+    "SolarizeAdd": lambda policy, x, level, sign: _solarize_add(x, int(110 * level)),
+    "Color": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Color, x, level, sign),
+    "Contrast": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Contrast, x, level, sign),
+    "Brightness": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Brightness, x, level, sign),
+    "Sharpness": lambda policy, x, level, sign: policy._enhance(ImageEnhance.Sharpness, x, level, sign),
+    "ShearX": lambda policy, x, level, sign: policy._affine(x, 1, sign * 0.3 * level, 0, 0, 1, 0),
+    "ShearY": lambda policy, x, level, sign: policy._affine(x, 1, 0, 0, sign * 0.3 * level, 1, 0),
+    "TranslateX": lambda policy, x, level, sign: policy._translate(x, sign * 0.45 * level, 0),
+    "TranslateY": lambda policy, x, level, sign: policy._translate(x, 0, sign * 0.45 * level),
 }

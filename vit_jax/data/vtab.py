@@ -35,13 +35,13 @@ GROUPS = ("natural", "specialized", "structured")
 SPLITS = {"train800": ("train",), "val200": ("val",), "train800val200": ("train", "val"), "test": ("test",)}
 IMAGES = {"train": 800, "val": 200, "test": None}
 
-# What an object or a vehicle is: the last of these edges that its distance is above.
+# The class of an object or a vehicle: the last of these edges that its distance is above.
 CLEVR_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 KITTI_EDGES = (-100.0, 8.0, 20.0, 999.0)  # Metres.
 
 
-class Task(NamedTuple):
-    """One of the 19.
+class VtabTask(NamedTuple):
+    """One of the 19 tasks.
 
     Attributes:
       name: the paper's (table 9).
@@ -51,7 +51,7 @@ class Task(NamedTuple):
       train, val, test: the parts, as slices of TFDS's splits.
       flip, crop: whether training may mirror or crop an image without changing its class (BiT's
         preprocessing, which the paper follows).
-      image: of the stored image, where its pixels are not those to be seen.
+      image: makes the pixels to be seen of the stored image, where these are others.
     """
 
     name: str
@@ -68,18 +68,18 @@ class Task(NamedTuple):
 
 
 def clevr_count(features: Mapping) -> int:
-    """3 to 10 objects."""
+    """Number of objects, 3 to 10, as a class from 0."""
     return len(features["objects/size"].int64_list.value) - 3
 
 
 def clevr_distance(features: Mapping) -> int:
-    """Distance of the closest object, the third of its pixel coordinates."""
+    """Class of the closest object's distance, the third of its pixel coordinates."""
     distances = features["objects/pixel_coords"].float_list.value[2::3]
     return bisect_left(CLEVR_EDGES, min(distances, default=math.inf)) - 1
 
 
 def kitti_distance(features: Mapping) -> int:
-    """Distance of the nearest car, van or truck ahead; without any, the last class."""
+    """Class of the distance of the nearest car, van or truck ahead; without any, the last class."""
     kinds = features["objects/type"].int64_list.value
     distances = features["objects/location"].float_list.value[2::3]
     distances = [distance for kind, distance in zip(kinds, distances, strict=True) if kind < 3]
@@ -87,17 +87,17 @@ def kitti_distance(features: Mapping) -> int:
 
 
 def dsprites_position(features: Mapping) -> int:
-    """32 places from left to right, by twos."""
+    """Class of the place from left to right: 32 places by twos."""
     return features["label_x_position"].int64_list.value[0] // 2
 
 
 def dsprites_orientation(features: Mapping) -> int:
-    """40 angles in 16 classes."""
+    """Class of the angle: 40 angles in 16 classes."""
     return int(features["label_orientation"].int64_list.value[0] / 2.5)
 
 
 def black_and_white(image: bytes) -> bytes | np.ndarray:
-    """DSprites' zeros and ones as RGB of full range."""
+    """Scales dSprites' zeros and ones to RGB of full range."""
     try:
         return decode(image) * np.uint8(255)
     except Unreadable:
@@ -119,33 +119,33 @@ DSPRITES = dict(
 SMALLNORB = dict(dataset="smallnorb:2.*.*", val="test[:50%]", test="test[50%:]")
 
 _ALL = (
-    Task("Caltech101", "natural", "caltech101:3.*.*", 102, **NINE_TENTHS),
-    Task("CIFAR-100", "natural", "cifar100:3.*.*", 100, **NINE_TENTHS),
-    Task("DTD", "natural", "dtd:3.*.*", 47),
-    Task("Flowers102", "natural", "oxford_flowers102:2.*.*", 102),
+    VtabTask("Caltech101", "natural", "caltech101:3.*.*", 102, **NINE_TENTHS),
+    VtabTask("CIFAR-100", "natural", "cifar100:3.*.*", 100, **NINE_TENTHS),
+    VtabTask("DTD", "natural", "dtd:3.*.*", 47),
+    VtabTask("Flowers102", "natural", "oxford_flowers102:2.*.*", 102),
     # The benchmark names 3.*.*, which TFDS reads but no longer builds; 4.0.0 mends damaged images.
-    Task("Pets", "natural", "oxford_iiit_pet:*.*.*", 37, **FOUR_FIFTHS),
-    Task("Sun397", "natural", "sun397/tfds:4.*.*", 397),
-    Task("SVHN", "natural", "svhn_cropped:3.*.*", 10, **NINE_TENTHS),
-    Task("Camelyon", "specialized", "patch_camelyon:2.*.*", 2),
-    Task("EuroSAT", "specialized", "eurosat/rgb:2.*.*", 10, **THREE_FIFTHS),
-    Task("Resisc45", "specialized", "resisc45:3.*.*", 45, **THREE_FIFTHS),
-    Task("Retinopathy", "specialized", "diabetic_retinopathy_detection/btgraham-300:3.*.*", 5),
-    Task("Clevr-Count", "structured", classes=8, label=clevr_count, **CLEVR),
-    Task("Clevr-Dist", "structured", classes=6, label=clevr_distance, **CLEVR),
-    Task("DMLab", "structured", "dmlab:2.0.1", 6, crop=False),
-    Task("dSpr-Loc", "structured", classes=16, label=dsprites_position, crop=False, **DSPRITES),
-    Task("dSpr-Ori", "structured", classes=16, label=dsprites_orientation, **DSPRITES),
+    VtabTask("Pets", "natural", "oxford_iiit_pet:*.*.*", 37, **FOUR_FIFTHS),
+    VtabTask("Sun397", "natural", "sun397/tfds:4.*.*", 397),
+    VtabTask("SVHN", "natural", "svhn_cropped:3.*.*", 10, **NINE_TENTHS),
+    VtabTask("Camelyon", "specialized", "patch_camelyon:2.*.*", 2),
+    VtabTask("EuroSAT", "specialized", "eurosat/rgb:2.*.*", 10, **THREE_FIFTHS),
+    VtabTask("Resisc45", "specialized", "resisc45:3.*.*", 45, **THREE_FIFTHS),
+    VtabTask("Retinopathy", "specialized", "diabetic_retinopathy_detection/btgraham-300:3.*.*", 5),
+    VtabTask("Clevr-Count", "structured", classes=8, label=clevr_count, **CLEVR),
+    VtabTask("Clevr-Dist", "structured", classes=6, label=clevr_distance, **CLEVR),
+    VtabTask("DMLab", "structured", "dmlab:2.0.1", 6, crop=False),
+    VtabTask("dSpr-Loc", "structured", classes=16, label=dsprites_position, crop=False, **DSPRITES),
+    VtabTask("dSpr-Ori", "structured", classes=16, label=dsprites_orientation, **DSPRITES),
     # The benchmark names 3.1.0, which TFDS reads but no longer builds; 3.3.0 adds a label of occlusion.
-    Task("KITTI-Dist", "structured", "kitti:3.*.*", 4, kitti_distance, crop=False),
-    Task("sNORB-Azim", "structured", classes=18, label="label_azimuth", flip=False, **SMALLNORB),
-    Task("sNORB-Elev", "structured", classes=9, label="label_elevation", **SMALLNORB),
+    VtabTask("KITTI-Dist", "structured", "kitti:3.*.*", 4, kitti_distance, crop=False),
+    VtabTask("sNORB-Azim", "structured", classes=18, label="label_azimuth", flip=False, **SMALLNORB),
+    VtabTask("sNORB-Elev", "structured", classes=9, label="label_elevation", **SMALLNORB),
 )
 TASKS = {task.name.lower(): task for task in _ALL}
 
 
 def open_task(path: str, split: str) -> Records:
-    """A split of a task.
+    """Opens a split of a task.
 
     Args:
       path: `clevr-count`, or `clevr-count:data_dir`.
@@ -172,7 +172,7 @@ def open_task(path: str, split: str) -> Records:
     return Records(f"{task.name} {split}", records, partial(read, task.name.lower()), names, max_labels=1)
 
 
-def tfds_slices(task: Task, split: str, sizes: Mapping[str, int]) -> str:
+def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:
     """A split of a task in TFDS's words, such as `train[0:800]+train[2753:2953]`.
 
     Args:
@@ -182,7 +182,7 @@ def tfds_slices(task: Task, split: str, sizes: Mapping[str, int]) -> str:
         raise UserError(f"VTAB has no split {split!r}; there are: {', '.join(SPLITS)}")
     slices = []
     for part in SPLITS[split]:
-        whole = getattr(task, part)
+        whole = getattr(task, part)  # TFDS's split or a slice of it, such as train[:90%].
         name = whole.split("[")[0]
         if name not in sizes:
             raise UserError(f"data set {task.dataset!r} has no split {name!r}; there are: {', '.join(sizes)}")
@@ -197,7 +197,7 @@ def tfds_slices(task: Task, split: str, sizes: Mapping[str, int]) -> str:
 
 
 def read(name: str, features: Mapping) -> Example:
-    """What task `name` takes of a record's features."""
+    """The example that task `name` makes of a record's features."""
     task = TASKS[name]
     if isinstance(task.label, str):
         return image_and_labels(features, task.label)

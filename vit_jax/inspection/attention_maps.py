@@ -1,4 +1,4 @@
-"""Where a model looks: attention rollout and attention distance (paper, section 4.5 and appendix D.7, D.8).
+"""Attention rollout and attention distance of a model (paper, section 4.5 and appendix D.7, D.8).
 
 Attention weights are those that `model(images, capture=("attention",))` returns: for each layer
 `[batch, heads, tokens, tokens]`, whose rows sum to 1.
@@ -24,25 +24,25 @@ def check_attends(model: ImageModel) -> None:
 
 
 def rollout(attention: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """How much of each input token is in each token after layer 1, 2, ... (Abnar & Zuidema, 2020).
+    """Attention rollout (Abnar & Zuidema, 2020): how much of each input token is in each token of a layer.
 
     Heads are averaged, the identity is added for the residual connection, rows are normalised to 1, and
     the layers' matrices are multiplied.
 
     Returns:
-      For each layer float32 `[batch, tokens, tokens]`, rows sum to 1; the last is the model's.
+      float32 `[batch, tokens, tokens]` for each layer, whose rows sum to 1; the last is the model's.
     """
-    found, product = [], None
+    rolled, product = [], None
     for weights in attention:
         mean = np.asarray(weights, np.float64).mean(axis=1)
         mixed = (mean + np.eye(mean.shape[-1])) / 2
         product = mixed if product is None else mixed @ product
-        found.append(product.astype(np.float32))
-    return found
+        rolled.append(product.astype(np.float32))
+    return rolled
 
 
 def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
-    """What the head's token has of each patch, as images `[batch, rows, columns]` that sum to 1.
+    """The share of each patch in the head's token, as images `[batch, rows, columns]` that sum to 1.
 
     It is the class token; where the head averages the patches, it is their average.
     """
@@ -53,9 +53,9 @@ def of_patches(model: TokenModel, rolled: np.ndarray) -> np.ndarray:
 
 
 def attention_distance(model: TokenModel, attention: Sequence[np.ndarray]) -> np.ndarray:
-    """How far heads look: pixels between a patch and those it attends to, weighted by the attention.
+    """Mean attention distance: pixels between a patch and those it attends to, weighted by the attention.
 
-    Averaged over patches and images. Of the other tokens neither rows nor columns count; rows are
+    It is averaged over patches and images. Neither rows nor columns of the other tokens count; rows are
     normalised anew.
 
     Returns:

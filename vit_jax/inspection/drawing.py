@@ -1,4 +1,4 @@
-"""All figures of a model in a folder, on one page."""
+"""Draws all figures of a model into a folder, and a page that shows them."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ def draw_all(
     heads: bool = False,
     batch_size: int = 8,
 ) -> None:
-    """All figures of a ViT into the folder `out`.
+    """Draws all figures of a ViT into the folder `out`.
 
     Args:
       images: uint8 `[images, height, width, channels]`.
-      layers, heads: also rollout after each layer, and each head of the last.
+      layers, heads: draw also rollout after each layer, and each head of the last.
     """
-    found = look(model, images, batch_size)
+    seen = look(model, images, batch_size)
     arrays, drawn, undefined = {"images": images}, {}, {}
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def draw_all(
         raise UserError(f"cannot make the folder {out}: {error.strerror}") from error
 
     def draw(name: str, caption: str, make: Callable[[], tuple[dict, object]]) -> None:
-        """A figure into the folder and its arrays among the others."""
+        """Writes a figure into the folder and puts its arrays among the others."""
         try:
             values, figure = make()
         except UserError as error:
@@ -52,13 +52,13 @@ def draw_all(
 
     def rolled_out():
         check_attends(model)
-        seen = found["rollout"][:, -1]
-        overlays = [figures.overlay(image, weights) for image, weights in zip(images, seen, strict=True)]
-        return {"rollout": seen}, figures.pairs(images, overlays, names)
+        last = seen["rollout"][:, -1]
+        overlays = [figures.overlay(image, weights) for image, weights in zip(images, last, strict=True)]
+        return {"rollout": last}, figures.pairs(images, overlays, names)
 
     def distance():
         check_attends(model)
-        return {"distance": found["distance"]}, figures.distance_dots(found["distance"])
+        return {"distance": seen["distance"]}, figures.distance_dots(seen["distance"])
 
     def positions():
         similarity = embeddings.position_similarity(model)
@@ -69,22 +69,22 @@ def draw_all(
         return {"filters": components}, figures.tiles(components, 7)
 
     def colours():
-        coloured = embeddings.token_colours(model, found["tokens"])
+        coloured = embeddings.token_colours(model, seen["tokens"])
         return {"token_colours": coloured}, figures.pairs(images, list(coloured), names)
 
-    def each(kind: str, caption: str, part: str, maps: np.ndarray) -> None:
-        """A figure for each image, of its maps."""
-        for number, (name, image, own) in enumerate(zip(names, images, maps, strict=True)):
-            overlays = [figures.overlay(image, weights) for weights in own]
-            titles = [f"{part} {index + 1}" for index in range(len(own))]
+    def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
+        """Draws a figure for each image: its maps."""
+        for number, (name, image, weights) in enumerate(zip(names, images, maps, strict=True)):
+            overlays = [figures.overlay(image, each) for each in weights]
+            titles = [f"{title} {index + 1}" for index in range(len(weights))]
             made = {kind: maps}, figures.tiles(overlays, 6, titles)
             draw(f"{kind}_{number}", f"{caption}: {name}", lambda made=made: made)
 
     draw("rollout", "Attention rollout: how much of each patch the output sees", rolled_out)
-    if layers and "rollout" in found:
-        each("layers", "Rollout after each layer", "layer", found["rollout"])
-    if heads and "heads" in found:
-        each("heads", "The last layer's attention, each head", "head", found["heads"])
+    if layers and "rollout" in seen:
+        draw_each("layers", "Rollout after each layer", "layer", seen["rollout"])
+    if heads and "heads" in seen:
+        draw_each("heads", "The last layer's attention, each head", "head", seen["heads"])
     draw("distance", "Mean attention distance of each head", distance)
     draw("positions", "Similarity of position embeddings", positions)
     draw("filters", "Principal components of the patch embedding's filters", filters)
@@ -96,9 +96,13 @@ def draw_all(
 
 
 def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """What a ViT computes on the way, over all images: the last layer's `tokens`, and of full attention the
-    heads' `distance`, `[layers, heads]`, `rollout`, `[images, layers, rows, columns]`, and what each of the
-    last layer's `heads` sees, `[images, heads, rows, columns]`."""
+    """Captures what a ViT computes on the way, over all images.
+
+    Returns:
+      `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`
+      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and what each of the last layer's
+      `heads` sees, `[images, heads, rows, columns]`.
+    """
     graphdef, params = nnx.split(model)
     capture = ("attention", "tokens") if model.attends_fully else ("tokens",)
 
@@ -106,19 +110,19 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
     def captured(params, batch):
         return nnx.merge(graphdef, params)(batch, capture=capture)[1]
 
-    distance, found = 0, {"tokens": [], "rollout": [], "heads": []}
+    distance, parts = 0, {"tokens": [], "rollout": [], "heads": []}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
-        seen = jax.device_get(captured(params, batch))
-        found["tokens"].append(seen["tokens"][-1])
-        if attention := seen.get("attention"):
+        captures = jax.device_get(captured(params, batch))
+        parts["tokens"].append(captures["tokens"][-1])
+        if attention := captures.get("attention"):
             distance += attention_distance(model, attention) * len(batch) / len(images)
-            found["rollout"].append(np.stack([of_patches(model, x) for x in rollout(attention)], axis=1))
+            parts["rollout"].append(np.stack([of_patches(model, x) for x in rollout(attention)], axis=1))
             heads = np.moveaxis(attention[-1], 1, 0)
-            found["heads"].append(np.stack([of_patches(model, head) for head in heads], axis=1))
+            parts["heads"].append(np.stack([of_patches(model, head) for head in heads], axis=1))
         if sys.stderr.isatty():
             done = start + len(batch)
             end = "\n" if done == len(images) else ""
             print(f"\r{done}/{len(images)} images", end=end, file=sys.stderr, flush=True)
-    found = {name: np.concatenate(parts) for name, parts in found.items() if parts}
-    return found | ({"distance": distance} if "rollout" in found else {})
+    seen = {name: np.concatenate(arrays) for name, arrays in parts.items() if arrays}
+    return seen | ({"distance": distance} if "rollout" in seen else {})

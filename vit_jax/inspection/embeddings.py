@@ -1,4 +1,4 @@
-"""What a model has learned about patches: filters, positions, representation (paper, figure 7)."""
+"""Filters, position embeddings and tokens that a model has learned (paper, figure 7)."""
 
 import numpy as np
 

@@ -23,7 +23,7 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequence[str]) -> Figure:
-    """Images beside what was made of them, a row of each pair."""
+    """Images beside what was made of them, one pair a row."""
     width, height = _tile(left[0], 2 * TILE)
     figure = Figure(figsize=(2 * width, (height + TITLE) * len(left)), layout="constrained")
     grid = figure.subplots(len(left), 2, squeeze=False)
@@ -40,7 +40,7 @@ def tiles(images: Sequence[np.ndarray], columns: int, titles: Sequence[str] = ()
 
     Args:
       columns: at most.
-      **show: of `imshow`.
+      **show: arguments of `imshow`.
     """
     columns = min(columns, len(images))
     rows, (width, height) = -(-len(images) // columns), _tile(images[0], TILE)

@@ -1,4 +1,4 @@
-"""Accelerators: how fast they are, what they hold, and the slices they come in."""
+"""Accelerators: their speed, their memory, and the slices they come in."""
 
 import os
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """One kind of accelerator; all figures are of one JAX device.
+    """One kind of accelerator; all figures are for one JAX device.
 
     TPU v2 and v3 show each of a chip's two cores as a device.
     """
 
     name: str
-    kind: str  # How JAX's `device_kind` begins.
+    kind: str  # The beginning of JAX's `device_kind`.
     peak_flops: float  # Dense bfloat16, FLOP/s.
-    memory_bytes: float  # That a program can have: of a TPU what its compiler names as available.
+    memory_bytes: float  # All that a program can have: on a TPU what its compiler names as available.
     memory_bandwidth: float  # Bytes/s.
-    link_bandwidth: float  # To the other devices, bytes/s out: of GPUs within a machine.
-    clock: float | None = None  # Hz, of a TPU's core: the unit of its compiler's estimates.
+    link_bandwidth: float  # Bytes/s out to the other devices; between GPUs within a machine.
+    clock: float | None = None  # Hz of a TPU's core, whose cycles are the unit of its compiler's estimates.
     devices_per_chip: int = 1
     topologies: tuple[str, ...] = ()  # Slices of TPUs, in chips.
-    scoped_vmem_kib: int | None = None  # Of a core's memory, for one operation; None: the default.
+    scoped_vmem_kib: int | None = None  # KiB of a core's memory for one operation; None: the default.
 
 
 # Sources: Google Cloud's TPU pages and "TPU v4" (Jouppi et al., 2023), NVIDIA's data sheets. The clock is the
@@ -92,7 +92,7 @@ def memory_of(device: jax.Device) -> tuple[float | None, float]:
 
 
 def compiler_options(device_kind: str) -> dict[str, str]:
-    """What XLA is told for programs that devices of this kind run.
+    """XLA's options for programs that devices of this kind run.
 
     With more of a TPU core's own memory, products and what surrounds them are cut into larger pieces, and a
     step takes less time (docs/performance.md). A limit that LIBTPU_INIT_ARGS sets is left as it is.

@@ -7,7 +7,7 @@ import signal
 import socket
 
 import jax
-from jax._src.clusters import ClusterEnv  # How `jax.distributed.initialize()` finds Cloud TPU, GKE, SLURM.
+from jax._src.clusters import ClusterEnv  # It finds Cloud TPU, GKE, SLURM for JAX.
 
 from vit_jax.errors import UserError
 from vit_jax.parallel.peers import Peers, join
@@ -69,15 +69,15 @@ def detect(seconds: float) -> tuple[str, int, int, list[int] | None]:
       UserError: there is no Cloud TPU, GKE or SLURM around this process, or it does not answer.
     """
     try:
-        found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(seconds))
-    except Exception as error:  # Of a metadata server, of Kubernetes' client.
+        detected = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, int(seconds))
+    except Exception as error:  # A metadata server's, or the client's of Kubernetes.
         raise UserError(f"--coordinator=auto: {error}") from error
-    if None in found[:3]:
+    if None in detected[:3]:
         raise UserError(
             "--coordinator=auto finds no Cloud TPU, GKE or SLURM here; "
             "give --coordinator=HOST:PORT --processes=N --process=I"
         )
-    address, processes, process, local_devices = found
+    address, processes, process, local_devices = detected
     # On SLURM JAX gives a task one GPU, unless this variable, which it reads later, says otherwise.
     return address, processes, process, None if os.environ.get("JAX_LOCAL_DEVICE_IDS") else local_devices
 

@@ -1,4 +1,4 @@
-"""One named mesh over every device: batches are split over `data` and `fsdp`, parameters by `rules.py`."""
+"""One named mesh over every device: batches are split over `data` and `fsdp`, parameters by `sharding.py`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from vit_jax.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
-BATCH = ("data", "fsdp")  # What the images of a batch are divided over.
+BATCH = ("data", "fsdp")  # The axes over which the images of a batch are divided.
 
 
 def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]:
-    """Sizes of the axes for so many devices; None for one of them takes all the rest.
+    """Sizes of the axes for so many devices; an axis of size None takes all the rest.
 
     Raises:
       UserError: the sizes do not make up the devices.
@@ -69,7 +69,7 @@ def split_batch(mesh: Mesh) -> NamedSharding:
 
 
 def batch_parts(mesh: Mesh | AbstractMesh) -> int:
-    """How many parts a batch is divided into."""
+    """Number of parts into which a batch is divided."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
@@ -94,7 +94,7 @@ def check_batch(mesh: Mesh | AbstractMesh, batch_size: int, micro_batches: int =
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Which rows of a global batch this process has to bring, in order."""
+    """The rows of a global batch that this process has to bring, in order, int `[rows]`."""
     places = split_batch(mesh).addressable_devices_indices_map((batch_size,)).values()
     return np.unique(np.concatenate([np.arange(batch_size)[place] for place in places]))
 

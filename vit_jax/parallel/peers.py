@@ -23,9 +23,9 @@ from vit_jax.errors import UserError, mistake
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0  # After which a process counts as dead; all are gone within 30.
-GRACE_SECONDS = 2.0  # From the first bad news to the verdict: a cause may come after its effects.
+GRACE_SECONDS = 2.0  # Time from the first bad news to the verdict: a cause may come after its effects.
 BARRIER_SECONDS = 600.0
-END_SECONDS = 3600.0  # For the last process to write its checkpoint and the report.
+END_SECONDS = 3600.0  # Time for the last process to write its checkpoint and the report.
 LONGEST = 64 * 2**20  # Bytes of a message.
 AGAIN = "the same command goes on from the newest checkpoint"
 
@@ -107,7 +107,7 @@ class Peers:
 
 
 class Connected(Peers):
-    """What a leader and a follower share: the main thread speaks, a thread of its own listens."""
+    """The part that leader and follower share: the main thread speaks, a thread of its own listens."""
 
     def __init__(self, index: int, count: int, silence: float):
         super().__init__(index, count)
@@ -155,7 +155,7 @@ class Connected(Peers):
         raise NotImplementedError
 
     def _watch(self) -> None:
-        """What the thread does until the run ends."""
+        """Runs in the thread until the run ends."""
         raise NotImplementedError
 
 
@@ -296,7 +296,7 @@ class Follower(Connected):
 
     def _tell(self, message):
         with self._changed:
-            send(message, [self._leader])  # That it ended is seen by the thread.
+            send(message, [self._leader])  # The thread sees that it ended.
 
     def _watch(self):
         spoken = 0.0
@@ -338,7 +338,7 @@ class Follower(Connected):
 
 @dataclasses.dataclass
 class Arrivals:
-    """Who is at a barrier, until when the others may come, and what the leader brought."""
+    """The state of a barrier: who is there, until when the others may come, and what the leader brought."""
 
     deadline: float
     here: set[int] = dataclasses.field(default_factory=set)
@@ -360,9 +360,11 @@ class Connection:
         self.process: int | None = None
 
     def fileno(self) -> int:
+        """The socket's descriptor, which a selector asks for."""
         return self._stream.fileno()
 
     def close(self) -> None:
+        """Closes the socket."""
         self._stream.close()
 
     def receive(self) -> list[dict]:
@@ -381,6 +383,11 @@ class Connection:
         return [json.loads(line) for line in lines]
 
     def send(self, line: bytes) -> None:
+        """Sends a line.
+
+        Raises:
+          OSError: the other end cannot be reached.
+        """
         self._stream.sendall(line)
 
 

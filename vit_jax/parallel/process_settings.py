@@ -1,4 +1,4 @@
-"""Settings of this process that training needs."""
+"""Settings of this process that training needs, and the memory that it can have."""
 
 import contextlib
 import ctypes
@@ -15,17 +15,17 @@ ACCELERATORS = "nvidia[0-9]*", "kfd", "accel[0-9]*", "vfio/[0-9]*"  # Their file
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep large freed blocks for the next step instead of returning them to the system.
+    """Makes glibc keep large freed blocks for the next step instead of returning them to the system.
 
-    Where JAX computes on the CPU; to be called before JAX starts. A step frees and takes the same large
-    arrays again, and new pages cost it up to half of its time (docs/performance.md). All threads share one
-    heap for it: a heap of a thread's own has no room for blocks above 64 MB.
+    This matters where JAX computes on the CPU, and must be called before JAX starts. A step frees and takes
+    the same large arrays again, and new pages cost it up to half of its time (docs/performance.md). All
+    threads share one heap for it: a heap of a thread's own has no room for blocks above 64 MB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
-    found = any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
-    if (jax.config.jax_platforms or ("" if found else "cpu")) == "cpu":
+    accelerated = any(path for pattern in ACCELERATORS for path in Path("/dev").glob(pattern))
+    if (jax.config.jax_platforms or ("" if accelerated else "cpu")) == "cpu":
         mallopt(M_ARENA_MAX, 1)  # Threads take the heap they find first; JAX's start in the next line.
     if jax.default_backend() == "cpu":
         mallopt(M_MMAP_THRESHOLD, 2**30)
@@ -53,14 +53,14 @@ def host_memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> Iterator[Path]:
-    """Files that may hold a limit on this process and those beside it: of its cgroup and of all above it."""
+    """Yields files that may hold a memory limit on this process: those of its cgroup and of all above it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, place = line.split(":", 2)
             if kinds in ("", "memory"):
                 root = Path("/sys/fs/cgroup", kinds)
-                own = root / place.strip("/")
-                for folder in (own, *own.parents):
+                group = root / place.strip("/")
+                for folder in (group, *group.parents):
                     yield folder / ("memory.limit_in_bytes" if kinds else "memory.max")
                     if folder == root:
                         break

@@ -1,1 +1,1 @@
-"""What a training run will need, before there is a device to run it on."""
+"""Plans a training run before there is a device to run it on: memory, time, cost."""

@@ -1,4 +1,4 @@
-"""Which choices of mesh, rematerialisation and micro-batches fit, and which are fastest."""
+"""Finds the choices of mesh, rematerialisation and micro-batches that fit, and the fastest of them."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Slice
-from vit_jax.planning.cost import Job
+from vit_jax.planning.cost import Workload
 from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
 from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_changes
@@ -16,7 +16,7 @@ from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_c
 
 def nearest_fit(
     config: ConfigDict,
-    job: Job,
+    job: Workload,
     where: Slice,
     prices: dict[str, dict],
     failed: Estimate,
@@ -41,7 +41,7 @@ def nearest_fit(
 
 
 def sweep(
-    config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict], say: Callable[[str], None]
+    config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict], say: Callable[[str], None]
 ) -> list[Estimate]:
     """Compiles every mesh with every rematerialisation: those that fit first, the fastest at the top."""
     sizes = sorted({size for size in (1, 8, where.devices) if where.devices % size == 0})

@@ -23,7 +23,7 @@ from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import abstract_batch, make_program
 
-VERSION = "1"  # Of what is kept in the cache.
+VERSION = "1"  # The version of what is kept in the cache.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device; what the step gives back takes the place of what it was given."""
+    """Bytes on each device; the step's results take the place of its arguments."""
 
     parameters: int
     optimizer: int
@@ -53,17 +53,18 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """All of it, in bytes."""
         return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one step."""
+    """The compiler's account of one step."""
 
     memory: Memory
     fits: bool
     operations: tuple[Operation, ...] = ()  # Empty where it does not fit.
-    seconds: float = 0.0  # Of a processor, that compiling took.
+    seconds: float = 0.0  # Processor time that compiling took.
     cached: bool = False
 
 

@@ -1,4 +1,4 @@
-"""How long a run is, and what so many chips for so long cost."""
+"""The length of a run, and the cost of so many chips for so long."""
 
 import tomllib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
 
-# Images before a split is cut, and classes, of sets that need not be here: the paper's, and the quickstart's.
+# Images before a split is cut, and classes, of data sets that need not be here.
 DATA_SETS = {
     "jft": (303_000_000, 18_291),
     "imagenet21k": (14_197_122, 21_843),
@@ -23,39 +23,39 @@ PRICES = Path(__file__).with_name("prices.toml")
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a config's run is, whatever it runs on."""
+class Workload:
+    """The work of a config's run, whatever it runs on."""
 
     images: int
     num_classes: int
     steps: int
     batch_size: int
     parameters: int
-    multiply_adds: int  # Of an image's forward pass.
+    multiply_adds: int  # In an image's forward pass.
 
     @property
     def flops(self) -> float:
-        """Of a step, at least."""
+        """FLOPs of a step, at least."""
         return training_flops(self.multiply_adds * self.batch_size)
 
     @property
     def exaflops(self) -> float:
-        """Of the run, as the paper counts (table 6)."""
+        """ExaFLOPs of the run, as the paper counts them (table 6)."""
         return self.flops * self.steps / 1e18
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of training alone: no start-up, evaluation or waiting for data."""
+    """The cost of training alone, without start-up, evaluation or waiting for data."""
 
     hours: float
-    core_days: float  # Of JAX's devices: cores of TPU v2 and v3, else chips.
+    core_days: float  # Days of JAX's devices: cores of TPU v2 and v3, else chips.
     chip_days: float
     dollars: float | None
     price: str
 
 
-def data_set(config: ConfigDict, images: int | None) -> tuple[int, int]:
+def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     """Training images and classes, none for an objective without labels; the data is not looked at.
 
     Raises:
@@ -77,7 +77,7 @@ def data_set(config: ConfigDict, images: int | None) -> tuple[int, int]:
 
 
 def read_prices(path: Path) -> dict[str, dict]:
-    """Dollars for a chip's hour by chip, and where and when: `[v5e]`, `dollars`, `of`.
+    """Reads the dollars for a chip's hour, and where and when, by chip: `[v5e]`, `dollars`, `of`.
 
     Raises:
       UserError: the file cannot be read.
@@ -89,8 +89,8 @@ def read_prices(path: Path) -> dict[str, dict]:
         raise UserError(f"cannot read prices from {path}: {error} (--prices; see {PRICES})") from error
 
 
-def cost(job: Job, where: Slice, step_seconds: float, prices: dict[str, dict]) -> Cost:
-    """What the job takes at so many seconds a step."""
+def cost(job: Workload, where: Slice, step_seconds: float, prices: dict[str, dict]) -> Cost:
+    """The cost of a workload at so many seconds a step."""
     hours = job.steps * step_seconds / 3600
     chips = where.devices / where.chip.devices_per_chip
     price = prices.get(where.chip.name)

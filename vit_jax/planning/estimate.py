@@ -1,4 +1,4 @@
-"""What a config's run takes on given devices, as one record that prints as a table."""
+"""Estimates a config's run on given devices, as one record that prints as a table."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from vit_jax.config import leaves
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
-from vit_jax.planning.cost import Cost, Job, cost, data_set
+from vit_jax.planning.cost import Cost, Workload, cost, data_set_size
 from vit_jax.planning.hlo import by, total
 from vit_jax.runs.loop import step_count
 from vit_jax.training.objectives import forward_multiply_adds, make_objective
@@ -20,20 +20,20 @@ from vit_jax.training.program import model_arguments
 
 @dataclass(frozen=True)
 class Estimate:
-    """All that a plan says; figures of memory, collectives and operations are of one device."""
+    """All that a plan says; figures of memory, collectives and operations are for one device."""
 
     model: str
     where: Slice
-    choices: dict[str, Any]  # What the sweep and `nearest_fit` change, by its key in the config.
-    job: Job
-    method: str  # What the estimate comes from.
+    choices: dict[str, Any]  # Values that the sweep and `nearest_fit` change, by key.
+    job: Workload
+    method: str  # The source of the estimate, in words.
     memory: Memory
     fits: bool
     compile_seconds: float = 0.0
     step_seconds: float | None = None  # None where it does not fit.
     flops: float | None = None  # Compiled, of a step on all devices.
     collectives: dict[str, int] | None = None  # Bytes of a step by kind.
-    link_seconds: float | None = None  # That these take if no work hides them.
+    link_seconds: float | None = None  # Time that these take if no work hides them.
     parts: dict[str, float] | None = None  # Seconds of a step by part of the program.
     costliest: list[dict] | None = None
     cost: Cost | None = None
@@ -46,7 +46,7 @@ class Estimate:
         return self.job.flops / self.step_seconds / self.where.devices / self.where.chip.peak_flops
 
     def as_dict(self) -> dict:
-        """For JSON."""
+        """All values, for JSON."""
         more = dict(
             mfu=self.mfu,
             least_flops=self.job.flops,
@@ -68,12 +68,12 @@ CHOICES = (
 )
 
 
-def make_job(config: ConfigDict, images: int | None) -> Job:
-    """The config's run; no data is looked at, nothing is allocated."""
-    images, num_classes = data_set(config, images)
+def make_workload(config: ConfigDict, images: int | None) -> Workload:
+    """The work of a config's run; no data is looked at, nothing is allocated."""
+    images, num_classes = data_set_size(config, images)
     model = abstract(model_factory(num_classes=num_classes, **model_arguments(config)))
     objective = abstract(partial(make_objective, config, model))
-    return Job(
+    return Workload(
         images=images,
         num_classes=num_classes,
         steps=step_count(config, images),
@@ -89,8 +89,8 @@ def choices(config: ConfigDict) -> dict[str, Any]:
     return {key: values[key] for key in CHOICES}
 
 
-def estimate(config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict]) -> Estimate:
-    """What the compiler says about a slice of TPUs.
+def estimate(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
+    """The plan for a slice of TPUs, as its compiler sees it.
 
     Raises:
       UserError: the config does not fit the devices, or the compiler is not installed.
@@ -109,7 +109,7 @@ def estimate(config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict]
     return Estimate(**known, **_speed(compiled, job, where, prices)) if compiled.fits else Estimate(**known)
 
 
-def _speed(compiled: Compiled, job: Job, where: Slice, prices: dict[str, dict]) -> dict:
+def _speed(compiled: Compiled, job: Workload, where: Slice, prices: dict[str, dict]) -> dict:
     chip, operations = where.chip, compiled.operations
     seconds = total(operations, "cycles") / chip.clock
     sent = by(operations, "kind", "sent")
@@ -147,7 +147,7 @@ def _speed(compiled: Compiled, job: Job, where: Slice, prices: dict[str, dict]) 
 
 
 def table(plan: Estimate) -> str:
-    """The plan for people."""
+    """The plan as a table for people."""
     job, where, memory = plan.job, plan.where, plan.memory
     lines = [
         f"{plan.model} on {where}: {plan.method}",
@@ -217,6 +217,6 @@ def _row(name: str, value: str) -> str:
 
 
 def _number(value: float) -> str:
-    """With a prefix of the metric system: 100.46 M."""
+    """A number with a prefix of the metric system: 100.46 M."""
     power = min(5, max(0, int(math.log10(max(value, 1)) // 3)))
     return f"{value / 1000**power:,.2f} {' kMGTP'[power]}".rstrip()

@@ -1,4 +1,4 @@
-"""Reads the text of an optimised HLO module of a TPU: what runs in a step, how often, at what estimated cost.
+"""Reads the text of a TPU's optimised HLO module: the operations of a step, their runs and estimated cycles.
 
 The TPU compiler writes its own estimate of each operation, in cycles of the core, into the operation's
 `backend_config`. A loop's body is written once and counts as often as it runs.
@@ -21,15 +21,15 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a step on one device; `cycles`, `flops` and `sent` are of one run of it."""
+    """One operation of a step on one device; `cycles`, `flops` and `sent` count one run of it."""
 
     name: str
     kind: str  # HLO's: fusion, convolution, all-reduce, ...
-    source: str  # What it was in JAX: jit(train_step)/transpose(jvp())/dot_general
-    part: str  # Of our program: Attention, Mlp, optimizer, ...
+    source: str  # Its name in JAX: jit(train_step)/transpose(jvp())/dot_general
+    part: str  # The part of our program: Attention, Mlp, optimizer, ...
     times: int = 1  # Runs in a step.
     cycles: int = 0  # The compiler's estimate.
-    flops: int = 0  # Of its matrix products and convolutions.
+    flops: int = 0  # FLOPs of its matrix products and convolutions.
     sent: int = 0  # Bytes that a collective brings together: the larger of what goes in and comes out.
 
 
@@ -110,7 +110,7 @@ class _Module:
         self._of = {id(x): c for c in self.computations.values() for x in c.instructions.values()}
 
     def walk(self, name: str, times: int = 1) -> Iterator[tuple[int, _Instruction]]:
-        """What runs in a computation and in its loops and calls, each with how often."""
+        """Yields what runs in a computation and in its loops and calls, each with its number of runs."""
         for instruction in self.computations[name].instructions.values():
             yield times, instruction
             if instruction.opcode == "while":
@@ -123,7 +123,7 @@ class _Module:
                     yield from self.walk(inner, times)
 
     def turns(self, loop: _Instruction) -> int:
-        """How often a loop runs: its counter goes from 0 to the constant in its condition."""
+        """Number of a loop's turns: its counter goes from 0 to the constant in its condition."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         (condition,), (body,) = _called(loop, "condition"), _called(loop, "body")
@@ -140,15 +140,15 @@ class _Module:
         return math.ceil(limits[1] / step)
 
     def collectives(self, instruction: _Instruction) -> Iterator[tuple[str, _Instruction]]:
-        """The collectives that an operation is or holds, with their kind."""
+        """Yields the collectives that an operation is or holds, with their kind."""
         for kind in COLLECTIVES:
             if instruction.opcode in (kind, f"{kind}-start"):
                 yield kind, instruction
         if instruction.opcode == "fusion":
             for name in _called(instruction, "calls"):
                 for inner in self.computations[name].instructions.values():
-                    for kind, found in self.collectives(inner):
-                        yield "reduce-scatter" if "all-reduce-scatter" in name else kind, found
+                    for kind, collective in self.collectives(inner):
+                        yield "reduce-scatter" if "all-reduce-scatter" in name else kind, collective
 
     def payload(self, collective: _Instruction) -> int:
         """Bytes of what a collective takes or gives, whichever is more."""
@@ -195,11 +195,11 @@ class _Module:
         return 2 * products
 
     def part(self, instruction: _Instruction) -> str:
-        """Which part of our program an operation comes from: its named scope, or the function it is of."""
+        """The part of our program that an operation comes from: its named scope, or its function."""
         if scope := re.search(rf'op_name="[^"]*\b({SCORES}|{VALUES})\b', instruction.rest):
             return scope[1]
-        found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
-        frame = int(found[1]) if found else 0
+        number = re.search(r"stack_frame_id=(\d+)", instruction.rest)
+        frame = int(number[1]) if number else 0
         outermost = "other"
         while frame:
             location, parent = _numbers(self.tables["StackFrames"][frame])
@@ -210,7 +210,7 @@ class _Module:
             if "/vit_jax/models/" in file and not file.endswith("layers.py"):
                 return function
             if file.endswith("/training/step.py") or ("/optax/" in file and "/losses/" not in file):
-                outermost = "optimizer"  # What the step itself does is to take the update or to leave it.
+                outermost = "optimizer"  # The step itself takes the update or leaves it.
             elif file.endswith("/training/mixing.py"):
                 return "augmentation"
             elif "/training/objectives/" in file:
@@ -219,12 +219,12 @@ class _Module:
 
     def _constant(self, computation: _Computation, name: str) -> int | None:
         instruction = computation.instructions[name]
-        found = re.match(r"(-?\d+)\)", instruction.rest)
-        return int(found[1]) if instruction.opcode == "constant" and found else None
+        number = re.match(r"(-?\d+)\)", instruction.rest)
+        return int(number[1]) if instruction.opcode == "constant" and number else None
 
 
 def _parse(line: str) -> _Instruction:
-    """`  ROOT %name = shape opcode(operands), attributes`; a shape may be a tuple, and has a layout."""
+    """Parses `  ROOT %name = shape opcode(operands), attributes`; a shape may be a tuple with layouts."""
     head, body = line.strip().split(" = ", 1)
     end = body.index(" ")
     while body.count("(", 0, end) != body.count(")", 0, end):
@@ -236,7 +236,7 @@ def _parse(line: str) -> _Instruction:
 
 
 def _called(instruction: _Instruction, *attributes: str) -> list[str]:
-    """Names of the computations in these attributes."""
+    """Names of the computations that these attributes call."""
     names = []
     for attribute in attributes:
         if found := re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.-]+)", instruction.rest):
@@ -249,12 +249,12 @@ def _numbers(text: str) -> list[int]:
 
 
 def _dimensions(shape: str) -> list[int]:
-    """`bf16[32,197]{1,0:T(8,128)}` -> [32, 197]"""
+    """Sizes of an array: `bf16[32,197]{1,0:T(8,128)}` -> [32, 197]."""
     return [int(size) for size in re.search(r"\[([\d,]*)\]", shape)[1].split(",") if size]
 
 
 def _bytes(shape: str) -> int:
-    """Of an array or of all arrays in a tuple, without padding."""
+    """Bytes of an array or of all arrays in a tuple, without padding."""
     arrays = re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape)
     return sum(
         _BITS.get(kind, 8) * math.prod(int(size) for size in sizes.split(",") if size) // 8

@@ -1,4 +1,4 @@
-"""What a step takes at best, where there is no compiler to ask: GPUs, and the CPU of this machine.
+"""A roofline of a step for devices that have no compiler to ask: GPUs, and the CPU of this machine.
 
 Each matrix product takes as long as its FLOPs or its bytes do, whichever is longer; all else is fused into
 its neighbours, but for the update, which reads and writes the state. What lives in memory are the results of
@@ -20,14 +20,18 @@ from vit_jax.models.model_card import multiply_adds
 from vit_jax.parallel.chips import Chip, find_chip
 from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mesh_shape
 from vit_jax.planning.compile import Memory, Slice
-from vit_jax.planning.cost import Job, cost
+from vit_jax.planning.cost import Workload, cost
 from vit_jax.planning.estimate import Estimate, choices
 from vit_jax.runs.memory_check import PRODUCTS, bytes_of, most_alive
 from vit_jax.training.program import abstract_batch, make_program
 
 
 def find_machine(name: str, devices: int | None) -> Slice:
-    """So many GPUs, or this machine's CPU, whose speed is measured here and now."""
+    """A machine of GPUs, or this one's CPU, whose speed is measured here and now.
+
+    Raises:
+      UserError: there is no such chip, or the number of devices is not given.
+    """
     if name == "cpu":
         return Slice(_this_cpu(), "", devices or 1)
     if devices is None:
@@ -35,8 +39,8 @@ def find_machine(name: str, devices: int | None) -> Slice:
     return Slice(find_chip(name), "", devices)
 
 
-def estimate_best(config: ConfigDict, job: Job, where: Slice, prices: dict[str, dict]) -> Estimate:
-    """The plan of devices whose compiler cannot be asked: no run is faster."""
+def estimate_best(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
+    """The plan for devices whose compiler cannot be asked: no run is faster."""
     whole = AbstractMesh(mesh_shape(config.mesh, where.devices), AXES)
     check_batch(whole, config.batch_size, config.micro_batches)
     parts, tensor = batch_parts(whole), whole.shape["tensor"]
@@ -52,16 +56,16 @@ def estimate_best(config: ConfigDict, job: Job, where: Slice, prices: dict[str, 
     work = _Work(chip)
     work.count(jaxpr)
     state = {name: bytes_of(jax.tree.leaves(program.state[name])) for name in ("params", "optimizer")}
-    held = {name: size // (whole.shape["fsdp"] * tensor) for name, size in state.items()}
+    on_device = {name: size // (whole.shape["fsdp"] * tensor) for name, size in state.items()}
     memory = Memory(
-        parameters=held["params"],
-        optimizer=held["optimizer"],
+        parameters=on_device["params"],
+        optimizer=on_device["optimizer"],
         batch=bytes_of(jax.tree.leaves(batch)),
         temporaries=most_alive(jaxpr) // tensor,
         code=0,
     )
     fits = memory.total <= chip.memory_bytes
-    seconds = work.seconds / tensor + 2 * sum(held.values()) / chip.memory_bandwidth
+    seconds = work.seconds / tensor + 2 * sum(on_device.values()) / chip.memory_bandwidth
     return Estimate(
         model=config.model.name,
         where=where,
@@ -95,7 +99,7 @@ class _Work:
 
 
 def _this_cpu() -> Chip:
-    """The CPU of this machine, by a product of matrices and a sum of vectors."""
+    """Measures the CPU of this machine by a product of matrices and a sum of vectors."""
 
     def fastest(function, *arguments) -> float:
         compiled = jax.jit(function).lower(*arguments).compile()

@@ -1,4 +1,4 @@
-"""Near-duplicates of test images leave the training split, before it is ordered (paper, section 4.1).
+"""Takes near-duplicates of test images out of the training split, before it is ordered (paper, section 4.1).
 
 Every training image and every test image is decoded once, for its fingerprint or for its embedding by
 a model, and by chunks, so that this goes on where it was.
@@ -16,8 +16,8 @@ from vit_jax.data.decode import Box, Unreadable, open_image
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 from vit_jax.preparation import duplicates
-from vit_jax.preparation.index import Index, Run, Task, load_index, mapped, save
-from vit_jax.preparation.readers import Source, read_image
+from vit_jax.preparation.index import Index, Run, WorkItem, load_index, mapped, save
+from vit_jax.preparation.readers import RawDataSet, read_image
 
 CHUNK = 4096  # Images of a task.
 BATCH = 64  # Images that a model embeds at once.
@@ -30,13 +30,13 @@ PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", 
 class Embedder(NamedTuple):
     """A model as `near_duplicates` uses it."""
 
-    size: int  # Of its images.
+    size: int  # Height and width of its images.
     embed: Callable[[np.ndarray], np.ndarray]  # uint8 [n, size, size, 3] -> float32 [n, dim]
     similarity: float  # The least cosine of near-duplicates.
 
 
 def near_duplicates(
-    source: Source,
+    source: RawDataSet,
     index: Index,
     tests: tuple[str, ...],
     work: Path,
@@ -47,7 +47,7 @@ def near_duplicates(
 
     Args:
       source: the data set.
-      index: of its examples.
+      index: the index of its examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
       work: the folder of working files.
       run: runs tasks; with an embedder, in this process.
@@ -71,7 +71,7 @@ def near_duplicates(
 def report(
     pairs: np.ndarray, index: Index, tests: tuple[str, ...], work: Path, folder: Path, measure: str
 ) -> None:
-    """Writes `removed.csv` and `removed.html` into `folder`, of what `near_duplicates` found.
+    """Writes `removed.csv` and `removed.html` about the pairs of `near_duplicates` into `folder`.
 
     Args:
       measure: what the pairs' values are, `distance` or `similarity`.
@@ -95,7 +95,7 @@ def report(
 
 
 def _alike(size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run: Run, _) -> np.ndarray:
-    """Pairs by fingerprint."""
+    """Finds pairs by fingerprint."""
     candidates = _by_chunks(_print_train, (work,), size, "fingerprinting train", work, run)
     references = [
         _by_chunks(_print_test, (test,), length, f"fingerprinting test {i}", work, run)
@@ -105,16 +105,16 @@ def _alike(size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run:
     references = np.concatenate(references)
     prints = references["fingerprint"]
     both_ways = np.concatenate([prints, duplicates.mirrored(prints)])
-    found = duplicates.find(candidates["fingerprint"], both_ways)
-    near, found = candidates[found >= 0], found[found >= 0]
-    bits = np.bitwise_count(near["fingerprint"] ^ both_ways[found])
-    return _pairs(near["position"], sets, references["position"], found % len(prints), bits)
+    matches = duplicates.find(candidates["fingerprint"], both_ways)
+    near, matches = candidates[matches >= 0], matches[matches >= 0]
+    bits = np.bitwise_count(near["fingerprint"] ^ both_ways[matches])
+    return _pairs(near["position"], sets, references["position"], matches % len(prints), bits)
 
 
-def _pairs(positions, sets, images, found, values) -> np.ndarray:
+def _pairs(positions, sets, images, matches, values) -> np.ndarray:
     pairs = np.empty(len(positions), PAIR)
     pairs["position"], pairs["value"] = positions, values
-    pairs["test"], pairs["image"] = sets[found], images[found]
+    pairs["test"], pairs["image"] = sets[matches], images[matches]
     return pairs
 
 
@@ -124,7 +124,7 @@ def _by_chunks(function: Callable, what: tuple, size: int, name: str, work: Path
     for start in range(0, size, CHUNK):
         stop = min(start + CHUNK, size)
         result = work / "chunks" / f"{name.replace(' ', '-')}-{start:010d}.npy"
-        tasks.append(Task(function, (*what, start, stop, result), result, stop - start))
+        tasks.append(WorkItem(function, (*what, start, stop, result), result, stop - start))
     run(tasks, name, "images")
     return np.concatenate([np.load(task.result) for task in tasks])
 
@@ -167,18 +167,18 @@ def _save_prints(images: Iterable[tuple[int, bytes]], result: Path) -> None:
 def _similar(
     size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run: Run, embedder: Embedder
 ) -> np.ndarray:
-    """Pairs by embedding; only the test images' embeddings are kept."""
+    """Finds pairs by embedding; only the test images' embeddings are kept."""
     parts = [_embed(_test(test, 0, length), embedder) for test, length in zip(tests, sizes, strict=True)]
     sets = np.repeat(np.arange(len(tests)), [len(positions) for positions, _ in parts])
     images, references = (np.concatenate(column) for column in zip(*parts, strict=True))
 
     def compare(start: int, stop: int, result: Path) -> None:
         positions, vectors = _embed(_train(work, start, stop), embedder)
-        found = duplicates.nearest(vectors, references, embedder.similarity)
-        near = found >= 0
-        ours, theirs = vectors[near], references[found[near]]
+        matches = duplicates.nearest(vectors, references, embedder.similarity)
+        near = matches >= 0
+        ours, theirs = vectors[near], references[matches[near]]
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-        save(result, _pairs(positions[near], sets, images, found[near], (ours * theirs).sum(1) / norms))
+        save(result, _pairs(positions[near], sets, images, matches[near], (ours * theirs).sum(1) / norms))
 
     return _by_chunks(compare, (), size, "embedding train", work, run)
 

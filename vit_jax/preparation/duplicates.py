@@ -1,12 +1,12 @@
-"""Near-duplicates between a training set and test sets, so that they can be left out of training.
+"""Finds near-duplicates between a training set and test sets, so that they can be left out of training.
 
 The papers' pre-training data had its near-duplicates of every test set removed (ViT, section 4.1; BiT,
 section 3). Two ways to find them: `fingerprint` and `find` compare 64 bits an image, `nearest` compares
 a model's embeddings. Mirrored copies are found by giving both forms of each reference:
 
     references = np.array([fingerprint(image) for image in test_images])
-    found = find(candidates, np.concatenate([references, mirrored(references)]))
-    index = np.where(found < 0, -1, found % len(references))
+    matches = find(candidates, np.concatenate([references, mirrored(references)]))
+    index = np.where(matches < 0, -1, matches % len(references))
 """
 
 import base64
@@ -24,7 +24,7 @@ import numpy as np
 from vit_jax.data.decode import Unreadable, decode
 
 DISTANCE = 8  # Bits: see `find`.
-NO_FINGERPRINT = np.uint64(0)  # Of an image too flat for its bits to mean anything.
+NO_FINGERPRINT = np.uint64(0)  # An image's that is too flat for its bits to mean anything.
 
 # The 64 lowest frequencies of a 32x32 image but the mean: (vertical, horizontal), in zigzag order.
 _VERTICAL, _HORIZONTAL = np.array(
@@ -32,7 +32,7 @@ _VERTICAL, _HORIZONTAL = np.array(
 ).T
 _ODD = np.packbits(_HORIZONTAL % 2 == 1).view(">u8").astype(np.uint64)[0]
 _FLAT = 0.25  # Grey levels: an amplitude below which JPEG's rounding decides the bit.
-_PAIRS = 1 << 22  # How many pairs are compared at once: 32 MB of fingerprints, 16 MB of similarities.
+_PAIRS = 1 << 22  # Pairs that are compared at once: 32 MB of fingerprints, 16 MB of similarities.
 
 
 def fingerprint(pixels: np.ndarray) -> np.uint64:
@@ -104,14 +104,14 @@ def find(candidates: np.ndarray, references: np.ndarray, distance: int = DISTANC
                     row, column = np.divmod(close, len(near))
                     pairs = bits.ravel()[close].astype(np.int64) << 32 | near[column]
                     np.minimum.at(best, rows[block][row], pairs)
-    found = np.full(len(candidates), -1)
+    matches = np.full(len(candidates), -1)
     matched = best < none
-    found[matched] = first[best[matched] & 0xFFFFFFFF]
-    return found
+    matches[matched] = first[best[matched] & 0xFFFFFFFF]
+    return matches
 
 
 def _buckets(fingerprints: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices sorted by one of the four 16-bit parts, and where each of its values begins."""
+    """Indices sorted by one of the four 16-bit parts, and the place where each of its values begins."""
     values = (fingerprints >> np.uint64(16 * part)).astype(np.uint16)
     starts = np.concatenate([[0], np.bincount(values, minlength=1 << 16).cumsum()])
     return np.argsort(values, kind="stable"), starts
@@ -129,7 +129,7 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
       similarity: the least cosine of the angle between the two, above 0.
     """
     best = np.full(len(candidates), -np.inf, np.float32)
-    found = np.full(len(candidates), -1)
+    matches = np.full(len(candidates), -1)
     for columns in _blocks(len(references), 4096):
         directions = _directions(references[columns])
         for rows in _blocks(len(candidates), 1024):
@@ -138,8 +138,8 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
             cosine = cosines[np.arange(len(index)), index]
             better = (cosine >= similarity) & (cosine > best[rows])
             best[rows][better] = cosine[better]
-            found[rows][better] = index[better] + columns.start
-    return found
+            matches[rows][better] = index[better] + columns.start
+    return matches
 
 
 def _directions(embeddings: np.ndarray) -> np.ndarray:

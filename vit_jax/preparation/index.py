@@ -1,4 +1,4 @@
-"""Which examples of a data set are prepared, and in which order: arrays in a folder of working files.
+"""The examples of a data set that are prepared, and their order: arrays in a folder of working files.
 
 The folder holds what is done, so that the same call goes on where it was. A task is a function of
 its arguments that ends by renaming its result into place; whoever runs it, in whatever process, once
@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.preparation import readers
 
 
-class Task(NamedTuple):
+class WorkItem(NamedTuple):
     """`function(*arguments)`, which is done once the file `result` exists."""
 
     function: Callable[..., None]
@@ -33,12 +33,12 @@ class Task(NamedTuple):
 class Run(Protocol):
     """Runs tasks in any order and anywhere; `what` and `unit` are for the eye."""
 
-    def __call__(self, tasks: list[Task], what: str, unit: str) -> None: ...
+    def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` when all went well."""
+    """Yields a path to write to, which becomes `path` when all went well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Two machines may be at the same task, with the same process number.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
@@ -50,12 +50,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: dict) -> None:
+    """Writes a JSON file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value))
 
 
 def save(path: Path, array: np.ndarray) -> None:
-    """As `np.save`, which does not say that a disk is full."""
+    """Does what `np.save` does, but says when the disk is full."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.view(np.uint8))
@@ -68,17 +69,19 @@ class Index(NamedTuple):
     """All examples, mapped from files: processes share the memory."""
 
     kind: str
-    paths: list[str]  # Of the units.
+    paths: list[str]  # A file or folder for each unit.
     multiple: bool
     entries: np.ndarray
     labels: np.ndarray
     names: np.ndarray
 
     def name(self, entry: np.void) -> str:
+        """The name of an example in its data set."""
         start, size = int(entry["name"]), int(entry["name_size"])
         return os.fsdecode(self.names[start : start + size].tobytes())
 
     def describe(self, entry: np.void) -> str:
+        """The place of an example, for a person: its file, or its name in one."""
         path = self.paths[entry["unit"]]
         return (
             str(Path(path).parent / self.name(entry))
@@ -87,14 +90,19 @@ class Index(NamedTuple):
         )
 
 
-def build_index(source: readers.Source, seed: int, work: Path, run: Run) -> Index:
+def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> Index:
+    """Indexes a data set in the folder `work`, or maps the index that is there.
+
+    Raises:
+      UserError: it holds no image, or an image's label is outside its classes.
+    """
     if not (work / "index.json").exists():
         (work / "spool").mkdir(exist_ok=True)
         tasks, paths = [], []
         for i, unit in enumerate(source.units):
             part, spool = work / "index" / f"{i:06d}.npz", work / "spool" / f"{i:06d}"
             one = dataclasses.replace(source, units=[unit], class_names=None)
-            tasks.append(Task(_scan, (one, i, seed, spool, part), part, 1))
+            tasks.append(WorkItem(_scan, (one, i, seed, spool, part), part, 1))
             paths.append(str(spool) if source.kind == "parquet" else unit.path)
         run(tasks, "indexing", "files")
         multiple = _merge([task.result for task in tasks], work)
@@ -114,7 +122,7 @@ def build_index(source: readers.Source, seed: int, work: Path, run: Run) -> Inde
     return index
 
 
-def _scan(source: readers.Source, number: int, seed: int, spool: Path, result: Path) -> None:
+def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, result: Path) -> None:
     scan = readers.scan(source, number, seed, spool)
     with replacing(result) as temporary, temporary.open("wb") as file:
         np.savez(file, **scan._asdict())
@@ -143,6 +151,7 @@ def _merge(parts: list[Path], work: Path) -> bool:
 
 
 def load_index(work: Path) -> Index:
+    """Maps the index that `build_index` wrote."""
     described = json.loads((work / "index.json").read_text())
     return Index(
         **described, **{name: mapped(work / f"{name}.npy") for name in ("entries", "labels", "names")}
@@ -150,13 +159,15 @@ def load_index(work: Path) -> Index:
 
 
 def mapped(path: Path) -> np.ndarray:
+    """A saved array, mapped from its file."""
     try:
         return np.load(path, mmap_mode="r")
     except ValueError:  # Nothing can be mapped of an empty one.
         return np.load(path)
 
 
-def class_names(source: readers.Source, index: Index) -> list[str]:
+def class_names(source: readers.RawDataSet, index: Index) -> list[str]:
+    """Names of the classes; numbers where the data set has none."""
     if source.class_names is not None:
         return source.class_names
     return [str(number) for number in range(int(index.labels.max(initial=0)) + 1)]
@@ -166,13 +177,13 @@ def class_names(source: readers.Source, index: Index) -> list[str]:
 
 
 def order_splits(
-    source: readers.Source, index: Index, removed: np.ndarray, limit: int | None, work: Path
+    source: readers.RawDataSet, index: Index, removed: np.ndarray, limit: int | None, work: Path
 ) -> list[str]:
     """Writes each split's order, as positions in the index but those removed; returns the splits' names."""
     splits = list(dict.fromkeys(unit.split for unit in source.units))
     number = np.array([splits.index(unit.split) for unit in source.units], np.uint8)[index.entries["unit"]]
     number[removed] = len(splits)
-    found = []
+    written = []
     for i, split in enumerate(splits):
         chosen = np.flatnonzero(number == i).astype(np.uint32)
         # TFDS has put its data sets into a random order already, and papers name slices of that one.
@@ -180,15 +191,15 @@ def order_splits(
             chosen = chosen[np.argsort(index.entries["key"][chosen], kind="stable")]
         if len(chosen):
             save(work / f"order-{split}.npy", chosen[:limit])
-            found.append(split)
-    return found
+            written.append(split)
+    return written
 
 
 # Few-shot splits: the first of each class, of those images that could be read.
 
 
 def choose_shots(
-    source: readers.Source, index: Index, shots: tuple[int, ...], skipped, work: Path
+    source: readers.RawDataSet, index: Index, shots: tuple[int, ...], skipped, work: Path
 ) -> list[str]:
     """Writes the orders of `train_<k>shot`, each a part of the next, and returns their names."""
     if index.multiple or not len(index.labels):

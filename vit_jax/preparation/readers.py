@@ -1,4 +1,4 @@
-"""Every kind of data set that `vit_jax.prepare` takes in: what it holds, and one example's bytes.
+"""Readers of every kind of data set that `vit_jax.prepare` takes: the examples it holds, and their bytes.
 
 `find` recognises a data set and lists its units (a file, a class's folder, a tar inside a tar);
 `scan` lists a unit's examples without decoding any; `read` fetches one by file, offset and size.
@@ -41,28 +41,28 @@ _SYNSET = re.compile(r"n\d{8}")
 
 
 class Unit(NamedTuple):
-    """What is scanned by one task."""
+    """A part of a data set that is scanned at once: a file, a folder or a tar inside a tar."""
 
     split: str
     path: str
-    start: int = 0  # Of the part of the file that is meant, and its end.
+    start: int = 0  # The bytes of the file that are meant; 0 and 0 are all.
     end: int = 0
-    label: int = -1  # Of all that is in it, where the unit is a class.
+    label: int = -1  # The label of all that is in it, where the unit is a class.
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """A data set as found."""
+class RawDataSet:
+    """A data set as it was recognised, before it is prepared."""
 
     kind: str
     root: Path
     units: list[Unit]
     class_names: list[str] | None = None  # None: classes are numbers.
     label_key: str | None = None
-    index_labels: bool = False  # Of a TFDS data set: read the examples for their labels.
+    index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
 
     def fingerprint(self) -> str:
-        """Changes when a file is added, goes or changes."""
+        """A hash that changes when a file is added, goes or changes."""
         digest = hashlib.blake2b(digest_size=8)
         times = {path: os.stat(path).st_mtime_ns for path in {unit.path for unit in self.units}}
         for unit in self.units:
@@ -72,7 +72,7 @@ class Source:
 
 
 class Scan(NamedTuple):
-    """The examples of a unit, or of all."""
+    """The examples of a unit, or of all units."""
 
     entries: np.ndarray
     labels: np.ndarray
@@ -105,7 +105,7 @@ class _Rows:
         return Scan(np.array(self._rows, ENTRY), np.array(self._labels, np.int32), names, self.multiple)
 
 
-def find(source: str, kind: str | None = None, label_key: str | None = None) -> Source:
+def find(source: str, kind: str | None = None, label_key: str | None = None) -> RawDataSet:
     """Recognises a data set.
 
     Args:
@@ -123,15 +123,15 @@ def find(source: str, kind: str | None = None, label_key: str | None = None) -> 
         if not root.exists():
             root = _tfds_folder(source)
         kind = kind or _recognise(root)
-        found = KINDS[kind].find(root, label_key)
+        data_set = KINDS[kind].find(root, label_key)
     except PermissionError as error:
         raise UserError(f"no permission to read {error.filename}") from error
-    if not found.units:
+    if not data_set.units:
         raise UserError(f"{source} holds nothing of the kind {kind!r}")
-    for name, count in Counter(found.class_names).most_common(1):
+    for name, count in Counter(data_set.class_names).most_common(1):
         if count > 1:
             raise UserError(f"{source} has {count} classes of the name {name!r}: TFDS wants them distinct")
-    return found
+    return data_set
 
 
 def _recognise(root: Path) -> str:
@@ -198,7 +198,7 @@ def _relative(path: str, root: Path) -> str:
 # A folder for each class.
 
 
-def _find_folder(root: Path, _: str | None) -> Source:
+def _find_folder(root: Path, _: str | None) -> RawDataSet:
     """`root/<split>/<class>/...` where no folder of the first level holds an image itself."""
     first = _folders(root)
     holds_images = any(_is_image(child.name) for folder in first for child in os.scandir(folder))
@@ -216,7 +216,7 @@ def _find_folder(root: Path, _: str | None) -> Source:
         for split, where in splits.items()
         for label, name in enumerate(names)
     ]
-    return Source("folder", root, units, names)
+    return RawDataSet("folder", root, units, names)
 
 
 def _folders(where: Path) -> list[Path]:
@@ -227,7 +227,7 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def _scan_folder(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
+def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     above = os.path.dirname(unit.path)
     for path in sorted(filter(_is_image, walk(unit.path, above))):
         name = os.path.relpath(path, above)
@@ -270,7 +270,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     )
 
 
-def _find_imagenet21k(root: Path, _: str | None) -> Source:
+def _find_imagenet21k(root: Path, _: str | None) -> RawDataSet:
     """A tar for each class, in a folder or inside one tar. The editions differ in their classes."""
     tars = []  # Split, path, start, end, synset.
     for path in _files(root, ".tar"):
@@ -286,10 +286,10 @@ def _find_imagenet21k(root: Path, _: str | None) -> Source:
                 tars.append(("train", str(path), inner.offset_data, inner.offset_data + inner.size, synset))
     names = sorted({synset for *_, synset in tars})
     number = {name: label for label, name in enumerate(names)}
-    return Source("imagenet21k", root, [Unit(*where, number[synset]) for *where, synset in tars], names)
+    return RawDataSet("imagenet21k", root, [Unit(*where, number[synset]) for *where, synset in tars], names)
 
 
-def _scan_imagenet21k(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
+def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     what = f"{unit.path}: the tar in it at byte {unit.start}" if unit.start else unit.path
     with open(unit.path, "rb") as file:
         file.seek(unit.start)
@@ -298,16 +298,16 @@ def _scan_imagenet21k(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
             rows.add(member.offset_data, member.size, (unit.label,), name, name)
 
 
-def _find_webdataset(root: Path, label_key: str | None) -> Source:
+def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
     """`key.jpg` with `key.cls` or `key.json`; `classnames.txt` beside, where there is one."""
     tars = _files(root, ".tar")
     units = [Unit(_split(tar, root), str(tar), 0, tar.stat().st_size) for tar in tars]
     listed = (root if root.is_dir() else root.parent) / "classnames.txt"
     names = listed.read_text().splitlines() if listed.is_file() else None
-    return Source("webdataset", root, units, names, label_key)
+    return RawDataSet("webdataset", root, units, names, label_key)
 
 
-def _scan_webdataset(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
+def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     tar = _relative(unit.path, source.root)
 
     def add(key: str, parts: dict[str, tarfile.TarInfo]) -> None:
@@ -320,9 +320,9 @@ def _scan_webdataset(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
             value = json.loads(os.pread(file.fileno(), note.size, note.offset_data))
             label = value if "cls" in parts else _json_label(value, source.label_key)
         except (KeyError, ValueError, TypeError) as error:
-            found = ", ".join(sorted(parts))
+            suffixes = ", ".join(sorted(parts))
             raise UserError(
-                f"{where} has no .cls and no .json with a label (--label_key); it has {found}"
+                f"{where} has no .cls and no .json with a label (--label_key); it has {suffixes}"
             ) from error
         rows.add(image.offset_data, image.size, _labels(label, rows, where), image.name, f"{tar}/{key}")
 
@@ -358,11 +358,11 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 # Parquet of the Hugging Face Hub.
 
 
-def _find_parquet(root: Path, label_key: str | None) -> Source:
+def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
     """Class names are in the schema's metadata."""
     files = _files(root, ".parquet")
     _, label, names = _columns(files[0], label_key) if files else (None, None, None)
-    return Source("parquet", root, [Unit(_split(file, root), str(file)) for file in files], names, label)
+    return RawDataSet("parquet", root, [Unit(_split(file, root), str(file)) for file in files], names, label)
 
 
 def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[str] | None]:
@@ -403,7 +403,7 @@ def _parquet(path: Path | str):
         raise UserError(f"{path} is cut short or no Parquet; fetch it again, or take it away") from error
 
 
-def _scan_parquet(source: Source, unit: Unit, rows: _Rows, spool: Path) -> None:
+def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> None:
     """Also copies the images out, one behind the other, into `spool`: Parquet has no access by row."""
     image, label, _ = _columns(unit.path, source.label_key)
     name = _relative(unit.path, source.root)
@@ -440,7 +440,7 @@ def _tfds_folder(source: str) -> Path:
         raise UserError(f"there is no prepared data set {parts[1]!r} in {parts[2]}") from error
 
 
-def _find_tfds(root: Path, label_key: str | None) -> Source:
+def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
     import tensorflow_datasets as tfds
 
     try:
@@ -458,16 +458,16 @@ def _find_tfds(root: Path, label_key: str | None) -> Source:
         for split in info.splits.values()
         for path, length in zip(split.filepaths, split.shard_lengths, strict=True)
     ]
-    return Source("tfds", root, units, names, label_key)
+    return RawDataSet("tfds", root, units, names, label_key)
 
 
 def _masked_crc(data: bytes) -> int:
-    """As TFRecord has it."""
+    """The checksum as TFRecord has it."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _scan_tfds(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
+def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     from tensorflow_datasets.proto import tf_example_pb2
 
     name = os.path.basename(unit.path)
@@ -491,13 +491,13 @@ def _scan_tfds(source: Source, unit: Unit, rows: _Rows, _: Path) -> None:
         )
 
 
-def scan(source: Source, number: int, seed: int, spool: Path) -> Scan:
+def scan(source: RawDataSet, number: int, seed: int, spool: Path) -> Scan:
     """The examples of a unit, in the order they lie there.
 
     Args:
       source: the data set with this unit alone.
-      number: of the unit in the whole.
-      seed: of the order that the keys give.
+      number: the unit's number in the whole data set.
+      seed: the seed of the order that the keys give.
       spool: a file to write, should the images have to be copied out (Parquet).
 
     Raises:
@@ -512,8 +512,8 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
     """An example's bytes: an image, or of a TFDS data set the serialized example.
 
     Args:
-      kind: of the data set.
-      path: of its unit, or of the unit's spool.
+      kind: the kind of the data set.
+      path: the path of its unit, or of the unit's spool.
       entry: its row of the index.
       name: its name in the index.
 
@@ -538,7 +538,7 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
-    """As `read`, but of a TFDS data set too the image."""
+    """An example's image, encoded; it is taken out of a TFDS data set's example. Raises what `read` does."""
     from tensorflow_datasets.proto import tf_example_pb2
 
     data = read(kind, path, entry, name)
@@ -548,8 +548,8 @@ def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 
 class _Kind(NamedTuple):
-    find: Callable[[Path, str | None], Source]
-    scan: Callable[[Source, Unit, _Rows, Path], None]
+    find: Callable[[Path, str | None], RawDataSet]
+    scan: Callable[[RawDataSet, Unit, _Rows, Path], None]
 
 
 KINDS = {

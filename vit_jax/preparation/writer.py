@@ -24,7 +24,7 @@ from vit_jax.preparation.duplicate_removal import Embedder, near_duplicates, rep
 from vit_jax.preparation.index import (
     Index,
     Run,
-    Task,
+    WorkItem,
     build_index,
     choose_shots,
     class_names,
@@ -36,16 +36,16 @@ from vit_jax.preparation.index import (
 )
 
 WORK = ".prepare"
-SUMMARY = "prepared.json"  # What a finished data set was made of.
+SUMMARY = "prepared.json"  # The settings and sizes of a finished data set.
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is made of a data set.
+    """The choices for a prepared data set.
 
     Args:
-      name: of the TFDS data set; None names it after the source.
-      seed: of the order.
+      name: the TFDS data set's name; None names it after the source.
+      seed: the seed of the order.
       limit: keep only the first so many of each split.
       shards: files of each split; None lets TFDS choose by size.
       shots: make splits `train_<k>shot` of the first k of each class.
@@ -76,7 +76,7 @@ class Split(NamedTuple):
 class Prepared(NamedTuple):
     """A finished data set."""
 
-    path: str  # What `data.path` wants.
+    path: str  # The value for `data.path`.
     label_key: str
     splits: dict[str, int]
     skipped: int  # Unreadable.
@@ -85,7 +85,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    source: readers.Source,
+    source: readers.RawDataSet,
     out: Path,
     options: Options,
     run: Run,
@@ -144,12 +144,12 @@ def prepare(
 # The folder: whose it is.
 
 
-def _identity(source: readers.Source, name: str | None) -> tuple[str, ...]:
+def _identity(source: readers.RawDataSet, name: str | None) -> tuple[str, ...]:
     """Name, config if there is one, and version."""
     rest = ("1.0.0",)
     if source.kind == "tfds":
-        own, *rest = _tfds_info(source).full_name.split("/")
-        name = name or own
+        tfds_name, *rest = _tfds_info(source).full_name.split("/")
+        name = name or tfds_name
     name = name or re.sub(r"\W+", "_", source.root.resolve().name.split(".")[0]).lower()
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"{name!r} is no name for a data set: give one of letters, digits and _ with --name")
@@ -212,8 +212,11 @@ def _locked(work: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"{work.parent} is being prepared by another process") from error
-        for left in (*work.rglob("*.tmp"), *work.parent.glob("*.tmp")):  # Of processes that were killed.
-            left.unlink(missing_ok=True)
+        for leftover in (
+            *work.rglob("*.tmp"),
+            *work.parent.glob("*.tmp"),
+        ):  # Killed processes left them.
+            leftover.unlink(missing_ok=True)
         yield
 
 
@@ -237,7 +240,7 @@ def _write(folder: Path, name: str, split: str, shards: int | None, run: Run) ->
     for i, path in enumerate(template.sharded_filepaths(shards)):
         result = work / "shards" / f"{split}-{i:05d}.json"
         arguments = (work, split, bounds[i], bounds[i + 1], Path(path), result)
-        tasks.append(Task(write_shard, arguments, result, bounds[i + 1] - bounds[i]))
+        tasks.append(WorkItem(write_shard, arguments, result, bounds[i + 1] - bounds[i]))
     run(tasks, f"writing {split}", "images")
     done = [json.loads(task.result.read_text()) for task in tasks]
     if not any(shard["examples"] for shard in done):
@@ -289,7 +292,7 @@ def _writer(path: Path) -> Iterator[Callable[[bytes], None]]:
 
 
 def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
-    """From an index row to a TFDS example; raises `Unreadable` where an image in it does not decode."""
+    """Makes a TFDS example of an index row; that raises `Unreadable` where an image in it does not decode."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import example_serializer
     from tensorflow_datasets.proto import tf_example_pb2
@@ -315,7 +318,7 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         labels = index.labels[entry["first_label"] :][: entry["labels"]].tolist()
         label = {"labels": labels} if index.multiple else {"label": labels[0]}
         example = {"image": image, "file_name": index.name(entry), **label}
-        # Else the order of the features is another one in each process.
+        # Otherwise the order of the features would differ between processes.
         return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
             deterministic=True
         )
@@ -332,13 +335,13 @@ def _check(image: bytes) -> None:
 # TFDS's description, by TFDS.
 
 
-def _tfds_info(source: readers.Source):
+def _tfds_info(source: readers.RawDataSet):
     import tensorflow_datasets as tfds
 
     return tfds.builder_from_directory(source.root).info
 
 
-def _features(source: readers.Source, index: Index):
+def _features(source: readers.RawDataSet, index: Index):
     import tensorflow_datasets as tfds
 
     if source.kind == "tfds":
@@ -353,7 +356,7 @@ def _features(source: readers.Source, index: Index):
     )
 
 
-def _info(source: readers.Source, identity: tuple[str, ...], folder: Path, features):
+def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, features):
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import dataset_info
 
@@ -381,7 +384,7 @@ def _info(source: readers.Source, identity: tuple[str, ...], folder: Path, featu
 
 
 def _finish(folder: Path, info, label_key: str, splits: list[Split], removed: int, settings: dict) -> None:
-    """Writes what makes it a data set to TFDS; before the last rename it is none."""
+    """Writes the description that makes it a data set to TFDS; before the last rename it is none."""
     import tensorflow_datasets as tfds
 
     described = folder / WORK / "metadata"
@@ -410,7 +413,7 @@ def _finish(folder: Path, info, label_key: str, splits: list[Split], removed: in
 def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     folder = out.joinpath(*identity)
     summary = json.loads((folder / SUMMARY).read_text())
-    # With its version, or TFDS would look for the newest of a name that it knows.
+    # The version is named, or TFDS would look for the newest of a name that it knows.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
     return Prepared(
         path, summary["label_key"], summary["splits"], summary["skipped"], summary["removed"], folder

@@ -1,4 +1,4 @@
-"""What a run says: lines for a terminal and a log file, scalars for machines."""
+"""Writes what a run says: lines for a terminal and a log file, scalars for machines."""
 
 import json
 import os
@@ -23,14 +23,14 @@ class Console:
         self._status = False  # The cursor stands behind a status line.
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         if self._log:
             print(("\r\x1b[K" if self._status else "") + text, flush=True)
             self._status = False
             self._to_log(text)
 
     def status(self, text: str) -> None:
-        """The progress line."""
+        """Prints the progress line."""
         if self._log and self._terminal:
             width = os.get_terminal_size().columns
             print("\r\x1b[K" + text[: width - 1], end="", flush=True)
@@ -46,14 +46,14 @@ class Console:
 
 
 class MetricWriter:
-    """Scalars by step, into `metrics.jsonl` and TensorBoard events.
+    """Writes scalars by step into `metrics.jsonl` and TensorBoard events.
 
     The events are written with TensorBoard's own record format: CLU's writers would import
     TensorFlow into the training process (see the architecture page).
     """
 
     def __init__(self, workdir: Path, first_step: int):
-        """Rows after `first_step`, of a run that was killed, are dropped: they will come again."""
+        """Drops rows after `first_step` that a killed run left: they will come again."""
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -76,6 +76,7 @@ class MetricWriter:
         self._write_event(step=step, summary=self._summary.Summary(value=values))
 
     def close(self) -> None:
+        """Closes both files."""
         self._rows.close()
         self._events.close()
 

@@ -1,4 +1,4 @@
-"""Batches on the devices before they are asked for."""
+"""Brings batches onto the devices before they are asked for."""
 
 import queue
 import signal
@@ -17,7 +17,7 @@ class Feed:
     """An iterator of device batches, placed by a thread of its own while the devices compute.
 
     Args:
-      batches: of this process, endless.
+      batches: this process's batches, endless.
       check: applied to each batch first; what it raises, the iterator raises.
       ahead: batches that wait on the devices at most.
     """
@@ -34,7 +34,7 @@ class Feed:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._fill, args=(check, mesh), name="feed", daemon=True)
         self._thread.start()
-        self.idle_seconds = 0.0  # In which the devices had nothing to do for want of a batch.
+        self.idle_seconds = 0.0  # Time for which the devices waited for a batch.
 
     def take(self, running: jax.Array | None = None) -> dict[str, jax.Array]:
         """The next batch.

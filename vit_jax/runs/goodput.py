@@ -1,10 +1,10 @@
-"""Where the time of a run goes, over all its starts."""
+"""Goodput: the share of a run's time, over all its starts, that was training, and the rest by kind."""
 
 import json
 import time
 from pathlib import Path
 
-# In words; `train` is what a run is for, and its share is the goodput.
+# Kinds of time, in words; `train` is what a run is for, and its share is the goodput.
 KINDS = {
     "train": "training",
     "start": "starting and compiling",
@@ -20,7 +20,7 @@ class Ledger:
 
     Args:
       started: `time.time()` when the command began.
-      rows: of the `metrics.jsonl` of earlier starts; their seconds are added, and what was trained
+      rows: those of the `metrics.jsonl` of earlier starts; their seconds are added, and what was trained
         after `first_step` is lost.
     """
 
@@ -35,13 +35,13 @@ class Ledger:
         self._since = time.perf_counter() - (time.time() - started)
 
     def enter(self, kind: str) -> None:
-        """What follows is of this kind."""
+        """Counts the time from here on as this kind."""
         now = time.perf_counter()
         self.seconds[self._kind] += now - self._since
         self._kind, self._since = kind, now
 
     def move(self, kind: str, seconds: float) -> None:
-        """Some of what is being counted was of another kind."""
+        """Counts some of the running kind's seconds as another kind."""
         self.seconds[self._kind] -= seconds
         self.seconds[kind] += seconds
 

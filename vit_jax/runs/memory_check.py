@@ -1,4 +1,4 @@
-"""What a step needs of a device's memory, before it is compiled and when it did not fit."""
+"""Estimates the device memory of a step before it is compiled, and what to change where it does not fit."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ from vit_jax.training.step import weights_of
 
 Changes = dict[str, Any]  # Values by key in the config.
 
-# What rematerialisation leaves of activations and gradients, roughly.
+# The share of activations and gradients that rematerialisation leaves, roughly.
 LEFT = {"none": 1.0, "dots": 0.6, "full": 0.2}
 CERTAIN = 2.0  # So many times the memory that there is does not fit, whatever the compiler does.
 TAKEN = 4  # Times the activations at best: what a compiler may take, measured with a small model on a CPU.
@@ -30,7 +30,7 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 class Needs(NamedTuple):
     """Bytes on each device, at best: what a compiler adds is not in it."""
 
-    parameters: int  # And what else of weights is kept.
+    parameters: int  # Also an average of them, where a run keeps one.
     optimizer: int
     gradients: int
     batch: int
@@ -38,7 +38,7 @@ class Needs(NamedTuple):
 
     @property
     def certain(self) -> int:
-        """What no compiler can do without."""
+        """Bytes that no compiler can do without."""
         return self.parameters + self.optimizer + self.gradients + self.batch
 
     def __str__(self):
@@ -49,7 +49,11 @@ class Needs(NamedTuple):
 
 
 def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
-    """What a step needs; `max_labels` is the most of an image. It is traced, and not compiled."""
+    """Estimates the needs of a step, which is traced and not compiled.
+
+    Args:
+      max_labels: the most labels of an image.
+    """
     batch = abstract_batch(config, program.mesh, max_labels)
     # JAX keeps the trace, and takes it when the step is compiled.
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
@@ -69,8 +73,8 @@ class MemoryCheck:
     """Says of a run whether its step can fit, and what to change where it does not.
 
     Args:
-      make: the program of a config.
-      max_labels: of an image.
+      make: makes the program of a config.
+      max_labels: the most labels of an image.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class MemoryCheck:
             say(f"note: {needs}, and {has}, {free / GIB:,.1f} of it free; {self._remedy(TAKEN, free)}")
 
     def explain(self, error: BaseException) -> str | None:
-        """The line for an error that is a want of memory; None for another."""
+        """The line for an error that is a lack of memory; None for another."""
         asked = bytes_asked(error)
         if asked is None:
             return None
@@ -111,7 +115,7 @@ class MemoryCheck:
         return f"{text}; {self._remedy(taken / max(1, self._needs.activations), limit or taken)}"
 
     def _remedy(self, taken: float, limit: float) -> str:
-        """What to change so that it should fit.
+        """A phrase on what to change so that the step should fit.
 
         Args:
           taken: how many times the activations at best a compiler takes.
@@ -121,23 +125,23 @@ class MemoryCheck:
             return needs.certain + taken * needs.activations
 
         limit, config, needs = 0.9 * limit, self._config, self._needs
-        found, tries = [], 6  # A large model takes seconds to trace.
+        remedies, tries = [], 6  # A large model takes seconds to trace.
         temporaries = int(total(needs)) - needs.parameters - needs.optimizer
         sizes = needs.parameters, needs.optimizer, temporaries
         for changes in itertools.islice(likely_changes(config, self._mesh.size, limit, *sizes), tries):
             other = changed(config, changes)
             with contextlib.suppress(UserError):  # It does not divide.
                 if total(needs_of(self._make(other), other, self._max_labels)) <= limit:
-                    found.append(in_words(changes))
+                    remedies.append(in_words(changes))
                     break
         unit = batch_parts(self._mesh) * config.micro_batches
         each = (taken * needs.activations + needs.batch) / config.batch_size
         images = (limit - needs.parameters - needs.optimizer - needs.gradients) / each
         if unit <= images and unit < config.batch_size:
-            found.append(f"--config.batch_size={unit * 2 ** int(math.log2(images / unit))}")
-        if not found:
+            remedies.append(f"--config.batch_size={unit * 2 ** int(math.log2(images / unit))}")
+        if not remedies:
             return "use more devices with --config.mesh.fsdp, or a smaller model"
-        return f"this should fit: {' or '.join(found)}"
+        return f"this should fit: {' or '.join(remedies)}"
 
 
 def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
@@ -150,10 +154,10 @@ def changed(config: ConfigDict, changes: Changes) -> ConfigDict:
 def likely_changes(
     config: ConfigDict, devices: int, limit: float, parameters: int, optimizer: int, temporaries: int
 ) -> Iterator[Changes]:
-    """Changes that should fit, those that cost the least time first.
+    """Yields changes that should fit, those that cost the least time first.
 
     Args:
-      limit: bytes of a device; the other sizes are what is there of each kind without a change.
+      limit: bytes of a device; the other sizes are those of each kind without a change.
       temporaries: activations and gradients.
     """
     mesh, state = config.mesh, parameters + optimizer
@@ -180,7 +184,7 @@ def likely_changes(
 
 
 def in_words(changes: Changes) -> str:
-    """As flags of a command."""
+    """The changes as flags of a command."""
     return " ".join(f"--config.{key}={value}" for key, value in changes.items() if value is not None)
 
 
@@ -194,9 +198,10 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
     A result that is not of a product, a sum or a loop stands for the results that it is made of.
     """
-    sizes: list[int] = []  # Of each result that lives in memory,
+    # The size of each result that lives in memory, and the first and the last operation of its life.
+    sizes: list[int] = []
     born: list[int] = []
-    last: list[int] = []  # and the first and the last operation that it is alive in.
+    last: list[int] = []
     extra: dict[int, int] = {}  # Bytes that an operation needs within itself.
     clock = 0
 
@@ -243,5 +248,5 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
 
 
 def bytes_of(arrays: list) -> int:
-    """Of arrays, or of their shapes, all devices together."""
+    """Bytes of arrays, or of their shapes, on all devices together."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays if hasattr(x.dtype, "itemsize"))

@@ -1,15 +1,15 @@
-"""Leaving in good order when the machine is taken away or the user presses Ctrl-C."""
+"""Preemption: a run leaves in good order when its machine is taken away or the user presses Ctrl-C."""
 
 import signal
 
-from jax._src import distributed  # Where JAX keeps its preemption service.
+from jax._src import distributed  # JAX keeps its preemption service there.
 
 
 class StopSignal:
-    """While it is entered, SIGTERM and the first SIGINT are noted instead of obeyed.
+    """A context in which SIGTERM and the first SIGINT are noted instead of obeyed.
 
-    Of several processes JAX's preemption service has SIGTERM. It has all of them stop at the same
-    number of times that they have asked: the one after the highest that any had reached. It is the
+    In runs of several processes JAX's preemption service has SIGTERM. It makes all of them stop after the
+    same number of questions: one more than the most that any had asked. It is the
     service that Orbax's preemption policy asks too, but with the step's number, in every save and
     sometimes of a step that is over. The count would jump and the stop be missed, so Orbax does not
     get to see the service.
@@ -31,7 +31,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def reached(self) -> bool:
-        """Whether to stop now; all processes ask at the same places."""
+        """True where the run is to stop now; all processes ask at the same places."""
         if self._service is not None and not self._stopping:
             self._asked += 1
             self._stopping = self._service.reached_sync_point(self._asked)

@@ -7,7 +7,7 @@ import jax
 
 
 class Trace:
-    """Traces the steps of a range, where the run comes by its first.
+    """A context that traces the steps of a range, where the run comes by its first.
 
     Args:
       folder: where the trace goes; every process writes what its devices did.
@@ -18,13 +18,13 @@ class Trace:
         self._running = False
 
     def before(self, step: int) -> None:
-        """Called before the step is dispatched."""
+        """Starts the trace at its first step; called before the step is dispatched."""
         if self._steps and step == self._steps[0]:
             jax.profiler.start_trace(self._folder)
             self._running = True
 
     def after(self, step: int, results) -> None:
-        """Called when the step was dispatched, with what it returned."""
+        """Ends the trace at its last step; called with what the step returned."""
         if self._running and step == self._steps[-1]:
             jax.block_until_ready(results)
             self._stop()

@@ -16,10 +16,11 @@ class TrainLog:
     """Turns sums of metrics into a line and a row; a line is fetched only after the next step began.
 
     Args:
-      images: in the training split.
+      images: number of images in the training split.
       flops: says how many operations an image takes, forward and backward.
-      ledger: what of the time was training.
-      skipped: updates that were left out before; max_skipped: those that may be in a row.
+      ledger: tells how much of the time was training.
+      skipped: updates that were left out before.
+      max_skipped: updates in a row that may be left out.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class TrainLog:
         self._begun = self._logged = None
 
     def begin(self, step: int) -> None:
-        """The program is compiled: speed is counted from here on."""
+        """Begins to count speed, now that the program is compiled."""
         self._begun = self._logged = step, *self._clock()
 
     def take(self, step: int, metrics: dict) -> None:
@@ -93,7 +94,7 @@ class TrainLog:
         self._logged = step, *self._clock()
         done, seconds = step - logged, self._logged[1] - trained
 
-        # With no finite step at all the means are NaN, and null in the file.
+        # Means are NaN where no step was finite, and null in the file.
         finite = float(sums["steps"]) or float("nan")
         means = {name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")}
         row = {"epoch": step * self._batch_size / self._images}

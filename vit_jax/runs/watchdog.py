@@ -1,4 +1,4 @@
-"""An end for a run that hangs: a lost network file system, a pipe for an image, a device that is silent."""
+"""Ends a run that hangs: a lost network file system, a pipe for an image, a device that is silent."""
 
 import faulthandler
 import multiprocessing
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Watchdog:
-    """While it is entered, writes down where all threads stand when nothing was done for so long.
+    """A context that writes down the stacks of all threads when nothing was done for so long.
 
     After twice the time the process ends with exit code 1, for whatever started it to start it again.
 
@@ -27,15 +27,15 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def report_to(self, stacks: Path, say: Callable[[str], None]) -> None:
-        """From here on stacks go into this file instead of standard error, and the first line to `say`."""
+        """Sends stacks into this file instead of standard error from here on, and the first line to `say`."""
         self._stacks, self._say = stacks, say
 
     def begins(self, phase: str) -> None:
-        """Something begins that takes long, such as `compiling the step`; the time counts from here."""
+        """Notes that something long begins, such as `compiling the step`; the time counts from here."""
         self._last = time.monotonic(), self._last[1], f": {phase}"
 
     def done(self, what: str) -> None:
-        """Something was finished; the time counts from here."""
+        """Notes that something was finished; the time counts from here."""
         self._last = time.monotonic(), what, ""
 
     def __enter__(self):

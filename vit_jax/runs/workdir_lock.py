@@ -22,9 +22,9 @@ from typing import BinaryIO, NamedTuple
 
 from vit_jax.errors import UserError
 
-PREFIX = ".lock"  # How names of all files of a lock begin.
+PREFIX = ".lock"  # The beginning of the names of a lock's files.
 BEAT_SECONDS = 5.0  # Between two signs of life.
-STALE_SECONDS = 90.0  # Without one, after which a holder on another host counts as gone.
+STALE_SECONDS = 90.0  # Without a sign for so long a holder on another host counts as gone.
 
 
 class Holder(NamedTuple):
@@ -33,10 +33,10 @@ class Holder(NamedTuple):
     host: str
     pid: int
     since: float  # `time.time()`
-    boot: str  # Of its kernel's start.
-    namespace: str  # In which the pid counts.
+    boot: str  # Identifies the start of its kernel.
+    namespace: str  # The one in which the pid counts.
     born: str  # When the process began, in the kernel's units: a pid is used again.
-    inode: int  # Of the lock file: another one's is a copy.
+    inode: int  # The lock file's: a file with another inode is a copy.
 
     def __str__(self):
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -44,7 +44,7 @@ class Holder(NamedTuple):
 
 
 class Lock:
-    """The lock on `workdir`, a folder; as a context it is held.
+    """The lock on `workdir`, a folder; it is held as a context.
 
     Args:
       say: is told whom it was taken over from, and for whom it waits.
@@ -119,7 +119,7 @@ class Lock:
         return max((int(match[1]) for match in names if match), default=0)
 
     def _wait(self, number: int) -> Holder | None:
-        """Returns when the lock is nobody's, with the process that left it without a word, if one did.
+        """Waits until the lock is nobody's; returns the process that left it without a word, if one did.
 
         Raises:
           UserError: it is held.
@@ -157,7 +157,7 @@ class Lock:
             return holder
 
     def _silent_seconds(self, last: int) -> float:
-        """Since a file's time, by the clock that gives files their times, which may be a server's."""
+        """Seconds since a file's time, by the clock that gives files their times, which may be a server's."""
         file = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         try:
             file.touch()
@@ -166,7 +166,7 @@ class Lock:
             file.unlink(missing_ok=True)
 
     def _make(self, number: int) -> bool:
-        """Whether this process made the lock file, which the others see when it is whole."""
+        """Makes the lock file, which others see when it is whole; False where another process was first."""
         self._number, self._mine = number, self._file(number)
         temporary = self._workdir / f"{PREFIX}.{secrets.token_hex(8)}"
         self._descriptor = _create(temporary)
@@ -222,7 +222,7 @@ def _create(file: Path) -> int:
 
 
 def _read(file: BinaryIO) -> Holder | None:
-    """None for an empty file, which was given back."""
+    """The holder that a lock file names; None for an empty file, which was given back."""
     content = file.read()
     try:
         return Holder(**json.loads(content)) if content else None
@@ -231,7 +231,7 @@ def _read(file: BinaryIO) -> Holder | None:
 
 
 def _locked(descriptor: int) -> bool | None:
-    """Whether a process has its `flock`; None where the file system has none."""
+    """True where a process has the file's `flock`; None where the file system has none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Shared: others may be looking too.
     except BlockingIOError:
@@ -242,7 +242,7 @@ def _locked(descriptor: int) -> bool | None:
 
 
 def _held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
-    """Whether the process that a lock file names still has it; None: this host cannot know."""
+    """True where the process that a lock file names still has it; None: this host cannot know."""
     if holder.boot != _boot():
         return None
     if holder.inode != inode:  # The workdir is a copy.
@@ -255,7 +255,7 @@ def _held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
 
 
 def _boot() -> str:
-    """What differs between machines, and between two starts of one."""
+    """An identifier that differs between machines, and between two starts of one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -270,7 +270,7 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str | None:
-    """When a process of this namespace began; None: there is none, or only its exit code is left."""
+    """The time when a process of this namespace began; None: it is gone, but perhaps for its exit code."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state in "ZX" else fields[18]

@@ -1,4 +1,4 @@
-"""What a source is, and parts of one: some of its images, some of its classes."""
+"""The interface of a source, and parts of one: some of its images, some of its classes."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ class Example(NamedTuple):
 
 
 class Source:
-    """What the pipeline needs of a data set, besides `len(source)`."""
+    """A data set as the pipeline reads it; it also has a length."""
 
     class_names: tuple[str, ...]
     max_labels: int = 1
@@ -44,6 +44,7 @@ class Source:
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
+        """The name of an example, for a person."""
         raise NotImplementedError
 
     def fair_order(self) -> Sequence[int] | np.ndarray:
@@ -73,7 +74,7 @@ class Source:
         def read(start: int) -> list[tuple[int, ...]]:
             return [self.labels_of(index) for index in range(start, min(start + 256, len(self)))]
 
-        with ThreadPoolExecutor(16) as pool:  # For storage that takes long to answer.
+        with ThreadPoolExecutor(16) as pool:  # Storage may take long to answer.
             for start, rows in zip(starts, pool.map(read, starts), strict=True):
                 for index, labels in enumerate(rows, start):
                     table[index, : len(labels)] = labels

@@ -1,8 +1,8 @@
-"""Parts of a split: what `train[:90%]` means, for a source whatever its order is.
+"""Slices of a split, such as `train[:90%]`, for a source whatever its order is.
 
 A slice is cut out of a source's fair order, so that each part of it is a sample of the whole: a folder,
 which lists its images class by class, is no exception. TFDS's data sets are shuffled as they are stored,
-and papers name their slices; they are cut as TFDS does (`records.py`).
+and papers name their slices; they are cut as TFDS does (`array_record.py`).
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def _boundary(text: str, default: int, images: int) -> int:
 
 
 def overlap(one: str, other: str, images: int) -> bool:
-    """Whether two splits are known to share images, of a data set whose whole ones have so many each."""
+    """True where two splits are known to share images, of a data set whose whole ones have so many each."""
     try:
         mine, theirs = (
             [(part.split("[")[0], split_range(part, images)) for part in split.split("+")]

@@ -1,0 +1,91 @@
+"""Docstrings are sentences, and functions fit a screen."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (
+    *("vit_jax/data", "vit_jax/preparation", "vit_jax/parallel", "vit_jax/planning", "vit_jax/benchmarks"),
+    "vit_jax/inspection",
+)
+OTHERS = ("vit_jax/data/sources/__init__.py", "vit_jax/parallel/sharding.py")
+FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
+FILES = [file for file in FILES if str(file.relative_to(ROOT)) not in OTHERS]
+IDS = [str(file.relative_to(ROOT)) for file in FILES]
+
+# Prepositions, conjunctions, relative and interrogative words: none of them begins a docstring.
+NO_BEGINNING = """
+about above across after against along although among around as at because before behind below beneath
+beside besides between beyond but by despite down during except for from how if in inside into like near
+nor of off on once onto or out outside over per since so than that though through till to toward towards
+under unless unlike until up upon via what whatever when whenever where whereas wherever whether which
+while who whom whose why with within without yet
+"""
+ENTRIES = ("main", "get_config")  # The module's docstring says what a command or a config is.
+LINES, PARAMETERS = 80, 12
+
+
+def definitions(file: Path) -> Iterator[tuple[str, ast.AST, ast.ClassDef | None, bool]]:
+    """Name, node, class and publicity of all functions and classes of a file."""
+
+    def within(node: ast.AST, prefix: str, owner: ast.ClassDef | None, public: bool) -> Iterator:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                shown = public and not child.name.startswith("_")
+                yield prefix + child.name, child, owner, shown
+                is_class = isinstance(child, ast.ClassDef)
+                inner = child if is_class else None
+                yield from within(child, f"{prefix}{child.name}.", inner, shown and is_class)
+            elif not isinstance(child, ast.expr):
+                yield from within(child, prefix, owner, public)
+
+    yield from within(ast.parse(file.read_text()), "", None, True)
+
+
+def documented_members() -> set[str]:
+    """Names of methods and attributes that some class of the package declares: others may override them."""
+    names = set()
+    for file in (ROOT / "vit_jax").rglob("*.py"):
+        for _, node, owner, _ in definitions(file):
+            if owner is not None and ast.get_docstring(node):
+                names.add(node.name)
+            if isinstance(node, ast.ClassDef):
+                names.update(
+                    ast.unparse(line.target) for line in node.body if isinstance(line, ast.AnnAssign)
+                )
+    return names
+
+
+DOCUMENTED = documented_members()
+
+
+@pytest.mark.parametrize("file", FILES, ids=IDS)
+def test_docstrings_begin_with_a_sentence(file):
+    named = [("the module", ast.parse(file.read_text())), *(found[:2] for found in definitions(file))]
+    for name, node in named:
+        words = (ast.get_docstring(node) or "").split()
+        first = words[0].strip("*`,.:;()").lower() if words else ""
+        assert first not in NO_BEGINNING.split(), f"{name}: {' '.join(words[:8])}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=IDS)
+def test_what_is_public_has_a_docstring(file):
+    for name, node, owner, public in definitions(file):
+        overrides = owner is not None and owner.bases and node.name in DOCUMENTED
+        if public and node.name not in ENTRIES and not overrides:
+            assert ast.get_docstring(node), name
+
+
+@pytest.mark.parametrize("file", FILES, ids=IDS)
+def test_functions_are_short_and_take_few_parameters(file):
+    for name, node, _, public in definitions(file):
+        if isinstance(node, ast.ClassDef):
+            continue
+        assert node.end_lineno - node.lineno < LINES, name
+        arguments = node.args
+        count = len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])
+        if public or node.name == "__init__":
+            assert count <= PARAMETERS, f"{name}: {count}"
