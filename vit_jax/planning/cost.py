@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
 
-# Images before a split is cut, and classes, of data sets that need not be here.
+# Images before a split is cut, and classes, of sets that need not be here: the paper's, and the quickstart's.
 DATA_SETS = {
     "jft": (303_000_000, 18_291),
     "imagenet21k": (14_197_122, 21_843),

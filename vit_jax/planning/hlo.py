@@ -195,11 +195,11 @@ class _Module:
         return 2 * products
 
     def part(self, instruction: _Instruction) -> str:
-        """The part of our program that an operation comes from: its named scope, or its function."""
+        """Which part of our program an operation comes from: its named scope, or the function it is of."""
         if scope := re.search(rf'op_name="[^"]*\b({SCORES}|{VALUES})\b', instruction.rest):
             return scope[1]
-        number = re.search(r"stack_frame_id=(\d+)", instruction.rest)
-        frame = int(number[1]) if number else 0
+        found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
+        frame = int(found[1]) if found else 0
         outermost = "other"
         while frame:
             location, parent = _numbers(self.tables["StackFrames"][frame])
@@ -210,7 +210,7 @@ class _Module:
             if "/vit_jax/models/" in file and not file.endswith("layers.py"):
                 return function
             if file.endswith("/training/step.py") or ("/optax/" in file and "/losses/" not in file):
-                outermost = "optimizer"  # The step itself takes the update or leaves it.
+                outermost = "optimizer"  # What the step itself does is to take the update or to leave it.
             elif file.endswith("/training/mixing.py"):
                 return "augmentation"
             elif "/training/objectives/" in file:

@@ -16,11 +16,10 @@ class TrainLog:
     """Turns sums of metrics into a line and a row; a line is fetched only after the next step began.
 
     Args:
-      images: number of images in the training split.
+      images: in the training split.
       flops: says how many operations an image takes, forward and backward.
-      ledger: tells how much of the time was training.
-      skipped: updates that were left out before.
-      max_skipped: updates in a row that may be left out.
+      ledger: what of the time was training.
+      skipped: updates that were left out before; max_skipped: those that may be in a row.
     """
 
     def __init__(
