@@ -16,6 +16,7 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.arguments import ARGUMENTS
 from vit_jax.bounds import Rule, either, flag, number, one_of, several, text, whole
+from vit_jax.data.sources import SOURCES, data_set
 from vit_jax.errors import UserError, nearest
 
 
@@ -120,9 +121,7 @@ VALUES = {
     "model.dtype": Value(
         "float32", one_of("float32", "bfloat16"), "Type of the computation; parameters are float32."
     ),
-    "data.source": Value(
-        "digits", text(r"\w+"), "Kind of data: digits, folder, tfds, vtab, array_record, mixture, synthetic."
-    ),
+    "data.source": Value("digits", text(r"\w+"), f"Kind of data: {', '.join(SOURCES)}."),
     "data.path": Value("", text(), "The folder, TFDS's `name` or `name:data_dir`, or a pattern of files."),
     "data.parts": Value(
         None, several(text()), "Parts of a mixture: ('tfds:imagenet2012', 'folder:/data/pets')."
@@ -560,41 +559,6 @@ def _check_fewshot(config: ConfigDict) -> None:
     names = [data_set(text).name for text in values.sets]
     holds = len(names) == len(set(names))
     _require(holds, "fewshot.sets", values.sets, f"of different names; these are {', '.join(names)}")
-
-
-class DataSet(NamedTuple):
-    """A data set to evaluate on."""
-
-    name: str  # For metrics and tables.
-    kind: str
-    path: str
-    train_split: str
-    test_split: str
-
-
-def data_set(text: str) -> DataSet:
-    """Reads `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; without splits they are train and test.
-
-    Kinds and paths are those of `data.source` and `data.path`, and the name is the path's:
-    `tfds:uc_merced@train[:1000],train[1000:]` is uc_merced.
-
-    Raises:
-      UserError: it is not written so.
-    """
-    kinds = ("digits", "folder", "tfds", "synthetic")
-    found = re.fullmatch(r"(\w+):([^@]*)(?:@([^@,]+),([^@,]+))?", str(text))
-    if not found or found[1] not in kinds or (found[1] in ("folder", "tfds") and not found[2]):
-        raise UserError(
-            f"cannot read the data set {text!r}: write it as tfds:cifar100, folder:/data/pets or "
-            f"tfds:uc_merced@train[:1000],train[1000:]; kinds are {', '.join(kinds)}"
-        )
-    kind, path = found[1], found[2]
-    if kind == "tfds" and not path.startswith(("/", ".", "~", "gs://")):
-        name = re.split("[:/]", path)[0]
-    else:  # The last folder that is not a version's.
-        folders = [part for part in path.split("/") if not re.fullmatch(r"[\d.]*", part)]
-        name = folders[-1] if folders else kind
-    return DataSet(name, kind, path, found[3] or "train", found[4] or "test")
 
 
 def is_supervised(config: ConfigDict) -> bool:

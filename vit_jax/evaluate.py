@@ -23,8 +23,9 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import OPERATIONAL, DataSet, base_config, check, data_set, leaves
+from vit_jax.config import OPERATIONAL, base_config, check, leaves
 from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources import DataSet, data_set
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.results import SUITES, Results, Row, draw, name_of_shots
 
@@ -346,7 +347,7 @@ def imagenet(results: Results) -> None:
 
 def vtab(results: Results) -> None:
     """A fine-tuning run on each task, in this process: it has the devices."""
-    from vit_jax.data.vtab import TASKS
+    from vit_jax.data.sources.vtab import TASKS
     from vit_jax.recipes import finetune
     from vit_jax.runs.loop import train
 

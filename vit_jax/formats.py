@@ -9,7 +9,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import VALUES, data_set, from_json, leaves
+from vit_jax.config import VALUES, from_json, leaves
+from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
 
 FORMAT = 2

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config import base_config
-from vit_jax.data.vtab import TASKS
+from vit_jax.data.sources.vtab import TASKS
 from vit_jax.errors import UserError, nearest
 
 _IMAGENET = 1_281_167  # Training images,

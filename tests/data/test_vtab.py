@@ -9,10 +9,9 @@ from tensorflow_datasets.proto.tf_example_generated_pb2 import Example
 
 from tests.data.prepared import BOX, png, prepare
 from vit_jax import published
-from vit_jax.data import vtab
 from vit_jax.data.decode import decode
-from vit_jax.data.sources import open_source
-from vit_jax.data.vtab import TASKS, tfds_slices
+from vit_jax.data.sources import open_source, vtab
+from vit_jax.data.sources.vtab import TASKS, tfds_slices
 from vit_jax.errors import UserError
 
 SPLITS = {"train": 20, "validation": 20, "test": 20}

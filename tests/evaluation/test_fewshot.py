@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.data.test_slices import make_folder
 from tests.evaluation import plain
-from vit_jax.config import base_config, data_set
-from vit_jax.data.sources import open_source
+from vit_jax.config import base_config
+from vit_jax.data.sources import data_set, open_source
 from vit_jax.data.sources.base import Subset
 from vit_jax.data.sources.in_memory import InMemory
 from vit_jax.errors import UserError

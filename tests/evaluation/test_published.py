@@ -7,7 +7,7 @@ import pytest
 
 import vit_jax
 from vit_jax import published
-from vit_jax.data.vtab import GROUPS, TASKS
+from vit_jax.data.sources.vtab import GROUPS, TASKS
 from vit_jax.errors import UserError
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from vit_jax.data.vtab import TASKS
+from vit_jax.data.sources.vtab import TASKS
 from vit_jax.errors import UserError
 from vit_jax.evaluation.results import Results, Row, draw
 

@@ -11,7 +11,7 @@ from flax import nnx
 from PIL import Image
 
 import vit_jax
-from vit_jax.data.sources.in_memory import digits
+from vit_jax.data.sources.digits import digits
 from vit_jax.load import build_model
 from vit_jax.runs.workdir import checkpoint_crop, open_any
 

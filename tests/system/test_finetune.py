@@ -74,7 +74,7 @@ def test_model_that_is_loaded_is_the_one_that_was_evaluated(tuned):
     workdir, _ = tuned
     model = vit_jax.load_model(workdir, say=str)
     from vit_jax.data.preprocess import TestCrop
-    from vit_jax.data.sources.in_memory import digits
+    from vit_jax.data.sources.digits import digits
 
     source, crop = digits("test"), TestCrop(32, "square", 32)
     images = np.stack([crop(source[i].image) for i in range(len(source))])

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.system.conftest import parameters
-from vit_jax.data.sources.in_memory import digits
+from vit_jax.data.sources.digits import digits
 from vit_jax.runs.checkpoints import DAMAGED
 
 

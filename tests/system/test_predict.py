@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import vit_jax
 from tests.system.conftest import ROOT
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources.in_memory import digits
+from vit_jax.data.sources.digits import digits
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from PIL import Image
 import vit_jax
 from tests.system.conftest import ROOT
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources.in_memory import digits
+from vit_jax.data.sources.digits import digits
 from vit_jax.inspection.attention_maps import attention_distance, of_patches, rollout
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

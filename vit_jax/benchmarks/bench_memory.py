@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources.in_memory import digits
+from vit_jax.data.sources.digits import digits
 
 BATCH, EVERY = 16, 500
 

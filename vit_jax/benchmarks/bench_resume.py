@@ -8,7 +8,7 @@ import time
 
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
-from vit_jax.data.sources.in_memory import Synthetic
+from vit_jax.data.sources.synthetic import Synthetic
 
 BATCH = 10
 EXAMPLES = (10, 100_000_000)

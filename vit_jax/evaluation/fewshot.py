@@ -5,7 +5,6 @@ images of each class, and scored on the whole test split.
 """
 
 import hashlib
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,10 +14,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import DataSet, data_set
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import SOURCES, DataSet, data_set, open_source
 from vit_jax.data.sources.base import Source, Subset, fingerprint, lacking
-from vit_jax.data.sources.folder import folders_in
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels, transfer_crop
@@ -283,9 +280,7 @@ def cut_in_two(described: DataSet, say: Callable[[str], None] = print) -> DataSe
       say: is told of that.
     """
     path, splits = described.path, (described.train_split, described.test_split)
-    if described.kind != "folder" or splits != ("train", "test") or not os.path.isdir(path):
-        return described
-    if any(os.path.isdir(os.path.join(path, split)) for split in splits) or not folders_in(path):
+    if splits != ("train", "test") or not SOURCES[described.kind].is_whole(path):
         return described
     train, test = HALVES
     say(

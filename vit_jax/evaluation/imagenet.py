@@ -18,16 +18,11 @@ from etils import epath
 
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.preprocess import TestCrop
-from vit_jax.data.sources.array_record import (
-    Records,
-    image_and_labels,
-    tfds_builder,
-    tfds_feature,
-    tfds_split,
-)
+from vit_jax.data.sources.array_record import Records, image_and_labels
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.slices import chosen as chosen_images
+from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_split
 from vit_jax.errors import UserError
 
 CLASSES = 1000

@@ -7,17 +7,17 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from vit_jax.config import is_supervised
+from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
 
-# Images before a split is cut, and classes, of sets that need not be here: the paper's, and the quickstart's.
+# Images before a split is cut, and classes, of sets that need not be here: the paper's.
 DATA_SETS = {
     "jft": (303_000_000, 18_291),
     "imagenet21k": (14_197_122, 21_843),
     "imagenet2012": (1_281_167, 1_000),
-    "digits": (1_437, 10),
 }
 PRICES = Path(__file__).with_name("prices.toml")
 
@@ -61,9 +61,11 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     Raises:
       UserError: they are not known, and no flag says them.
     """
-    name = "digits" if config.data.source == "digits" else config.data.path.split(":")[0]
+    kind, name = SOURCES.get(config.data.source), config.data.path.split(":")[0]
     shown = name or config.data.source
     whole, classes = DATA_SETS.get(name, (None, None))
+    if kind and kind.training_images:
+        whole, classes = kind.training_images, kind.classes
     if images is None and whole is None:
         raise UserError(
             f"how many training images {name or config.data.source!r} has is not known; give --images=N"

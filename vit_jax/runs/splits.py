@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config import is_supervised
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.data.sources.base import Source, Subset, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
@@ -66,8 +66,8 @@ def open_splits(config: ConfigDict) -> Splits:
 
 
 def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
-    """Whether two splits of `config.data` have images in common; those of synthetic data may."""
-    if config.data.source == "synthetic":
+    """Whether two splits of `config.data` have images in common, where that matters."""
+    if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY
     return overlap(config.data[one], config.data[other], images)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import stratified
 from vit_jax.errors import UserError
 
@@ -218,3 +219,20 @@ def _remote(url: str):
         raise UserError(f'cannot read {url}: {error} (pip install "vit_jax[cloud]")') from error
     except ValueError as error:
         raise UserError(f"cannot read {url}: {error}") from error
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a local folder holds classes, and no splits train and test."""
+    if not os.path.isdir(path):
+        return False
+    split = any(os.path.isdir(os.path.join(path, split)) for split in ("train", "test"))
+    return not split and bool(folders_in(path))
+
+
+FOLDER = SourceKind(
+    "folder",
+    "image files, in a folder for each class",
+    lambda split, options: Folder.scan(options.path, split, options.class_names, options.labels),
+    path="the folder, local or at a URL (gs://, s3://)",
+    is_whole=_is_whole,
+)

@@ -1,10 +1,12 @@
 """Several sources as one."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.errors import UserError
 
 
@@ -79,3 +81,22 @@ class Mixture(Source):
     def describe(self, index):
         part, index = self._locate(index)
         return self.parts[part].describe(index)
+
+
+def mixture_of(open_part: Callable[[str, str, SourceOptions], Source]) -> SourceKind:
+    """The kind of a mixture, whose parts are opened by `open_part(kind, split, options)`."""
+
+    def open_mixture(split: str, options: SourceOptions) -> Mixture:
+        opened = []
+        for part in options.parts:
+            kind, _, path = part.partition(":")
+            opened.append(open_part(kind, split, options._replace(path=path, parts=(), weights=None)))
+        return Mixture.join(opened, options.weights, options.class_names)
+
+    return SourceKind(
+        "mixture",
+        "several sources as one",
+        open_mixture,
+        reads_slices=True,  # A slice is cut of each part.
+        stands_alone=False,
+    )

@@ -20,15 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Unreadable, decode
-from vit_jax.data.sources.array_record import (
-    Records,
-    image_and_labels,
-    tfds_builder,
-    tfds_feature,
-    tfds_split,
-)
+from vit_jax.data.sources.array_record import Records, image_and_labels
 from vit_jax.data.sources.base import Example
+from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import split_range
+from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_split
 from vit_jax.errors import UserError, nearest
 
 GROUPS = ("natural", "specialized", "structured")
@@ -203,3 +199,13 @@ def read(name: str, features: Mapping) -> Example:
         return image_and_labels(features, task.label)
     (image,) = features["image"].bytes_list.value
     return Example(task.image(image) if task.image else image, (task.label(features),))
+
+
+VTAB = SourceKind(
+    "vtab",
+    "a task of VTAB-1k",
+    lambda split, options: open_task(options.path, split),
+    path="TASK or TASK:DATA_DIR",
+    reads_slices=True,
+    stands_alone=False,  # Its splits have names of their own.
+)

@@ -1,0 +1,41 @@
+"""Random images, to check a set-up without data."""
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.kind import SourceKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthetic(Source):
+    """Random images, each a function of its index, for checking a set-up without data."""
+
+    image_size: int
+    num_classes: int
+    size: int = 64
+    max_labels: int = 1
+
+    @property
+    def class_names(self):
+        return tuple(str(label) for label in range(self.num_classes))
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        rng = np.random.default_rng(index)
+        image = rng.integers(256, size=(self.image_size, self.image_size, 3), dtype=np.uint8)
+        return Example(image, (int(rng.integers(self.num_classes)),))
+
+    def describe(self, index):
+        return f"synthetic image {index}"
+
+
+SYNTHETIC = SourceKind(
+    "synthetic",
+    "random images",
+    lambda split, options: Synthetic(options.image_size, options.num_classes or 10),
+    made_up=True,
+)
