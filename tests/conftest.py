@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -17,6 +18,23 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # Set for the workers by the 
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leaves what needs the PyTorch libraries to .ci/run: to import them takes long, and much memory."""
+    for item in items:
+        if {"torch", "timm", "transformers"} & {*item.fixturenames}:
+            item.add_marker("slow")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Gives back the memory of a file's compiled programs, so that a worker does not grow with every file."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+
 
 # The PyTorch libraries that are compared with.
 

@@ -84,7 +84,7 @@ def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_pat
         vit_jax.load_model(tmp_path, say=str)
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_path):
     """Prints each model with how far it is off, or nan if it is refused; -s shows it. Half an hour."""
     wrong, equal, refused = {}, [], []

@@ -75,6 +75,7 @@ def check(model, tolerance):
         np.testing.assert_allclose(logits, wanted[:batch], atol=tolerance * np.abs(wanted).max(), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_onnx_runtime_gives_the_logits_of_every_family(name):
     check(model_of(*MODELS[name]), 1e-5)

@@ -40,23 +40,37 @@ ONCE = 'ViT: data: {"sum_gradients": "float32_once"}'
 
 
 @pytest.fixture(scope="module")
+def few_results() -> dict[str, dict]:
+    return losses("ViT: one", "ViT scanned, full: all")
+
+
+def test_a_mesh_of_all_axes_with_scan_and_remat_gives_the_losses_of_one_device(few_results):
+    everything = few_results["ViT scanned, full: all"]
+    np.testing.assert_allclose(everything["losses"], few_results["ViT: one"]["losses"], rtol=1e-5)
+    assert everything["share"] < 0.4  # Of the parameters and moments, on one device.
+
+
+@pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
     objectives = "masked patches: one", "masked patches: data", "MAE: one", "MAE: all"
     vits = "ViT: one", "ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all", ONCE
     return losses(*vits, *objectives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all", ONCE])
 def test_no_mesh_scan_or_remat_changes_the_losses(results, case):
     np.testing.assert_allclose(results[case]["losses"], results["ViT: one"]["losses"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("objective", "mesh"), [("masked patches", "data"), ("MAE", "all")])
 def test_images_are_masked_alike_on_one_device_and_on_eight(results, objective, mesh):
     several, one = (results[f"{objective}: {where}"]["losses"] for where in (mesh, "one"))
     np.testing.assert_allclose(several, one, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT: data"]["share"] == 1
     assert results["ViT, dots: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.

@@ -85,6 +85,7 @@ def test_plan_of_a_small_model_holds_together():
     assert "fits" in text and "MFU" in text and "the ten costliest operations" in text
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_scanned_layers_do_as_many_flops_as_layers_one_by_one():
     job = make_workload(small(), None)
@@ -96,6 +97,7 @@ def test_scanned_layers_do_as_many_flops_as_layers_one_by_one():
     )
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_fsdp_divides_the_state_and_gathers_it():
     whole, divided = plan(small()), plan(small(**{"mesh.fsdp": 4, "mesh.data": 1}))
@@ -118,6 +120,7 @@ def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
     assert changes["mesh.fsdp"] == 4 and said == ["trying --config.mesh.fsdp=4"]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_program_that_was_compiled_before_is_not_compiled_again():
     first, second = (compile_step(small(), WHERE, 10, make_workload(small(), None).steps) for _ in range(2))
@@ -148,6 +151,7 @@ def test_sums_by_key_are_largest_first_and_without_zeros():
     assert list(by(rows, "part", "cycles").items()) == [("Attention", 30), ("Mlp", 10)]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_gradients_are_sent_as_they_are_computed_or_once_in_float32():
     sent = {}

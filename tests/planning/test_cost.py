@@ -66,6 +66,7 @@ def test_slices_that_there_are_not_are_answered_with_those_that_there_are(chip, 
         find_slice(chip, topology)
 
 
+@pytest.mark.slow
 def test_compute_of_the_papers_scaling_study_is_the_published():
     spec = importlib.util.spec_from_file_location("table6_compute", EXPERIMENTS / "table6_compute.py")
     table6 = importlib.util.module_from_spec(spec)

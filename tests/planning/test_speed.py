@@ -9,9 +9,10 @@ from vit_jax.benchmarks import other_projects
 from vit_jax.planning.compile import compile_step, find_slice
 from vit_jax.planning.hlo import total
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"'),
+]
 # Of one of the layers alike, the last layer and all around them; jax 0.10.2, libtpu 0.0.52. Other versions
 # of the compiler give other figures.
 VERSIONS = {"jax": "0.10.2", "libtpu": "0.0.52"}

@@ -222,6 +222,7 @@ def test_more_unreadable_images_than_the_limit_stop_the_run(run, tmp_path):
     assert "more than 2 unreadable images (data.max_unreadable)" in line
 
 
+@pytest.mark.slow
 def test_full_disk_is_named_and_the_last_checkpoint_stays(run, small_disk):
     workdir = small_disk.path / "run"
     arguments = (*SMALL, "--config.model.dim=64", "--config.steps=80", f"--workdir={workdir}")

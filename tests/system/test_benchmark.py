@@ -49,6 +49,7 @@ def rows(printed: str) -> dict[str, list[str]]:
     return {first: others for first, *others in cells}
 
 
+@pytest.mark.slow
 def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_how_to_get_it(
     checkouts, capsys
 ):
@@ -70,6 +71,7 @@ def test_parts_of_a_step_are_functions_that_there_are(part):
     assert callable(getattr(getattr(vit, owner), method))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
 def test_a_checkout_is_compiled_for_tpus_beside_ours(run, checkouts):
     result = run(

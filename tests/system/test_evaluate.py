@@ -63,6 +63,7 @@ def evaluated(run, finished, tmp_path_factory) -> Evaluated:
     return Evaluated(folder, killed, rows_of(folder / "out"), result.stdout)
 
 
+@pytest.mark.slow
 def test_vtab_trains_on_a_tasks_thousand_images(evaluated):
     workdir = evaluated.folder / "trained" / "kitti-dist"
     assert json.loads((workdir / "manifest.json").read_text())["images"] == {"train": 1000, "test": 30}
@@ -74,6 +75,7 @@ def test_vtab_trains_on_a_tasks_thousand_images(evaluated):
     assert (row["accuracy"], row["images"]) == (last["test/accuracy"], 30)
 
 
+@pytest.mark.slow
 def test_start_after_a_killed_one_keeps_its_figures_and_tries_again_what_was_missing(evaluated):
     killed, rows = evaluated.killed, evaluated.rows
     assert {suite for suite, _ in killed} == {"imagenet", "vtab"}

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.system.conftest import ROOT
 
 IMAGES, BATCH, EPOCHS = 480, 16, 2  # 30 batches an epoch.
@@ -65,6 +67,7 @@ def lines(log) -> int:
     return len(whole_lines(log))
 
 
+@pytest.mark.slow
 def test_epoch_is_seen_once_across_kills_and_process_counts(tmp_path):
     counts = 1, 4, 2  # More of them, and fewer.
     steps = EPOCHS * IMAGES // BATCH

@@ -83,6 +83,7 @@ def test_model_that_is_loaded_is_the_one_that_was_evaluated(tuned):
     assert float(losses.mean()) == pytest.approx(figures(workdir)["test/loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_fine_tuning_that_was_stopped_ends_with_the_same_bits(tuned, run, finished, tmp_path):
     whole, _ = tuned
     options = ("--config.finetune.train=lora", "--config.optimizer.average=0.9")
@@ -136,6 +137,7 @@ def test_sweep_has_the_rates_of_resnets_where_the_checkpoint_is_one(run, tmp_pat
     assert re.findall(r"--only=rate-(\S+)", listed) == ["0.003", "0.01", "0.03", "0.06"]
 
 
+@pytest.mark.slow
 def test_sweep_keeps_what_finished_and_trains_at_the_best_rate(run, finished, tmp_path):
     folder = tmp_path / "sweep"
     arguments = (

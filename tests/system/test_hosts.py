@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.system.conftest import ROOT, SMALL, free_port
@@ -55,6 +56,7 @@ def test_hosts_with_different_configs_are_named(run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_workdir_that_is_not_shared_is_named(run, tmp_path):
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
@@ -69,6 +71,7 @@ def test_workdir_that_is_not_shared_is_named(run, tmp_path):
     assert other[1] == ""
 
 
+@pytest.mark.slow
 def test_data_that_only_the_leader_has_are_named(run, tmp_path):
     pixels = np.zeros((8, 8, 3), np.uint8)
     for split in ("train", "test"):
@@ -110,6 +113,7 @@ def kill(pair, victim: int, when: Path) -> str:
     return outcome[1 - victim][1]
 
 
+@pytest.mark.slow
 def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
     arguments = (*SMALL, "--config.evaluate_every=40", f"--workdir={tmp_path / 'run'}")
     pair = run.start_pair(*arguments, "--config.data.workers=1")

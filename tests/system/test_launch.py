@@ -55,6 +55,7 @@ def test_shellcheck_finds_nothing(script):
     assert result.returncode == 0
 
 
+@pytest.mark.slow
 def test_slurm_script_trains_over_two_tasks(run, tmp_path):
     # JAX's port for a job is 61440 + job % 4096.
     for job in range(4096):
@@ -128,6 +129,7 @@ def tpu_vm(tmp_path, states, endings):
     return result, (tmp_path / "bin" / "calls").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_preempted_slice_is_asked_for_again_until_the_run_is_finished(tmp_path):
     states = ["NONE", "WAITING_FOR_RESOURCES", "ACTIVE", "SUSPENDED", "NONE", "ACTIVE"]
     result, calls = tpu_vm(tmp_path, states, ["vit_jax-exit=1", "vit_jax-exit=0"])

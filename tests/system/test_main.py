@@ -77,6 +77,7 @@ def test_two_processes_of_four_devices_give_the_losses_of_one_device(run, one_de
     np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_device, tmp_path):
     eight = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8"}
     first = (*WIDE, "--config.checkpoint.every=5", f"--workdir={tmp_path / 'run'}")

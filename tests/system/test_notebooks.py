@@ -23,6 +23,7 @@ def code(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     script = tmp_path / "notebook.py"

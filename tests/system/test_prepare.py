@@ -71,6 +71,7 @@ def test_it_ends_with_what_was_made_and_how_to_train_on_it(undisturbed):
     assert (out / "pets" / "1.0.0" / "skipped.txt").read_text().count(".jpg\t") == 2
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same_bytes(prepare, source, undisturbed, tmp_path):
     result = prepare(source, f"--out={tmp_path}", *ARGUMENTS, "--workers=2")
     assert result.returncode == 0, result.stderr
@@ -197,6 +198,7 @@ def test_folder_without_permission_is_named(source, run, tmp_path):
     assert f"no permission to read {copy / 'train' / 'b'}" in fails(result)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="Apache Beam is not installed")
 def test_beam_writes_the_same_bytes(prepare, source, undisturbed, tmp_path):
     result = prepare(source, f"--out={tmp_path}", *ARGUMENTS, "--workers=1", "--beam=DirectRunner")

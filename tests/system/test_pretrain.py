@@ -34,6 +34,7 @@ def pretrained(run, tmp_path_factory):
     return workdir, result.stdout
 
 
+@pytest.mark.slow
 def test_killed_pretraining_ends_with_the_same_bits(run, pretrained, tmp_path):
     workdir = tmp_path / "run"
     process = run.start(*SMALL_MAE, f"--workdir={workdir}")
@@ -101,6 +102,7 @@ def photographs(folder, count: int) -> None:
         Image.fromarray(pixels).save(folder / f"{number}.png")
 
 
+@pytest.mark.slow
 def test_images_need_no_folders_of_classes(run, tmp_path):
     photographs(tmp_path / "data" / "train", 40)
     photographs(tmp_path / "data" / "test" / "deeper", 8)

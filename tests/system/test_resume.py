@@ -46,7 +46,12 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+FIRST, *OTHERS = MOMENTS
+
+
+@pytest.mark.parametrize(
+    "moment", [FIRST, *(pytest.param(moment, marks=pytest.mark.slow) for moment in OTHERS)]
+)
 def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
     process = run.start(*SMALL, f"--workdir={tmp_path / 'run'}")
     while process.poll() is None and not MOMENTS[moment](tmp_path / "run"):
@@ -77,6 +82,7 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_signal_to_the_whole_group_leaves_the_decoding_processes_at_work(run, tmp_path, number):
     long = "--config.steps=4000", "--config.data.workers=2"
@@ -91,6 +97,7 @@ def test_signal_to_the_whole_group_leaves_the_decoding_processes_at_work(run, tm
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_first_step_stops_all_processes(run, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")
@@ -139,6 +146,7 @@ def test_run_that_hangs_shows_its_threads_and_ends(run, tmp_path):
     assert "in hang" in stacks and "in take" in stacks
 
 
+@pytest.mark.slow
 def test_run_that_hangs_before_its_first_step_says_in_what(run, tmp_path):
     process = run.start(
         *SMALL,
@@ -155,6 +163,7 @@ def test_run_that_hangs_before_its_first_step_says_in_what(run, tmp_path):
     assert "in pipe" in (tmp_path / "run" / "stacks-0.txt").read_text()
 
 
+@pytest.mark.slow
 def test_all_processes_skip_a_damaged_checkpoint(run, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints" / "40" / "params").rglob("*"):

@@ -5,7 +5,7 @@ import pytest
 from tests.system.soak import Soak, same_parameters
 
 
-@pytest.mark.slow  # test_exactly_once.py and test_resume.py kill runs where it matters most.
+@pytest.mark.study  # test_exactly_once.py and test_resume.py kill runs where it matters most.
 def test_two_processes_killed_at_random_moments_end_as_if_they_were_not(tmp_path):
     soak = Soak(tmp_path / "soak", kills=2, counts=(2,), seed=1)
     result = soak.run()

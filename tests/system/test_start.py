@@ -51,6 +51,7 @@ def test_a_run_starts_without_what_it_may_never_need():
     assert process.stdout == "[]\n", process.stderr
 
 
+@pytest.mark.slow
 def test_training_from_array_record_and_tfds_imports_no_tensorflow(run, tmp_path, no_tensorflow):
     prepare("cifar10", tmp_path / "data", {"train": 64, "test": 8})
     (folder,) = (tmp_path / "data" / "cifar10").iterdir()

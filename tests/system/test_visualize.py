@@ -65,6 +65,7 @@ def test_arrays_are_what_the_model_sees(shown, finished):
     np.testing.assert_allclose(arrays["distance"], attention_distance(model, found["attention"]), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_run_shows_its_own_test_images(run, no_tensorflow, finished, tmp_path):
     out = tmp_path / "out"
     result = visualize(run, no_tensorflow, f"--checkpoint={finished}", f"--out={out}", "--most=2")
