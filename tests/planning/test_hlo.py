@@ -73,7 +73,7 @@ StackFrames
   %x = bf16[8,32]{1,0} get-tuple-element(%q), index=1
   %y = bf16[32,64]{1,0} constant({...})
   %fusion.1 = bf16[8,64]{1,0} fusion(%x, %y), kind=kOutput, calls=%product, \
-metadata={op_name="jit(train_step)/jvp()/while/body/dot_general" stack_frame_id=4}, \
+metadata={op_name="jit(train_step)/gradients/jvp(loss)/while/body/dot_general" stack_frame_id=4}, \
 backend_config={"window_config":{"estimated_cycles":"1000"}}
   %step = s32[]{:T(128)} constant(STEP)
   %next = s32[]{:T(128)} add(%j, %step)
@@ -91,7 +91,7 @@ ENTRY %main (x.1: bf16[8,32], w.2: bf16[32,8], m.1: f32[32,64]) -> f32[32,8] {
   %async-done = bf16[32,64]{1,0} fusion(%w.2), kind=kCustom, calls=%end
   %sum.1 = (f32[32,64]{1,0}, f32[32,64]{1,0}) all-reduce(%m.1, %m.1), channel_id=8, to_apply=%add
   %update = f32[32,64]{1,0} fusion(%m.1), kind=kLoop, calls=%elementwise, \
-metadata={op_name="jit(train_step)/mul" stack_frame_id=5}, \
+metadata={op_name="jit(train_step)/optimizer/mul" stack_frame_id=5}, \
 backend_config={"window_config":{"estimated_cycles":"300"}}
   ROOT %fusion.9 = f32[32,8]{1,0} fusion(%m.1), kind=kCustom, calls=%all-reduce-scatter.1
 }

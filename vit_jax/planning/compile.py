@@ -23,7 +23,7 @@ from vit_jax.planning.hlo import Operation, read_operations
 from vit_jax.runs.memory_check import held
 from vit_jax.training.program import abstract_batch, make_program
 
-VERSION = "1"  # Of what is kept in the cache.
+VERSION = "2"  # Of what is kept in the cache, and of how parts are told.
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from vit_jax.models.attention import SCORES, VALUES
 from vit_jax.models.model_card import count_taps
 
+# The named scopes of `training/step.py`.
+SCOPES = ("augmentation", "gradients", "loss", "optimizer", "memory")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128} | {
     f"{kind}{bits}": bits for kind in "suf" for bits in (4, 8, 16, 32, 64)
@@ -195,27 +197,26 @@ class _Module:
         return 2 * products
 
     def part(self, instruction: _Instruction) -> str:
-        """Which part of our program an operation comes from: its named scope, or the function it is of."""
-        if scope := re.search(rf'op_name="[^"]*\b({SCORES}|{VALUES})\b', instruction.rest):
+        """Which part of our program an operation comes from.
+
+        An operation of attention has a named scope of its own, any other one of a model is known by the
+        class or function that computes it, and all else by the scope of the step (`SCOPES`).
+        """
+        named = re.search(r'op_name="([^"]*)"', instruction.rest)
+        source = named[1] if named else ""
+        if scope := re.search(rf"\b({SCORES}|{VALUES})\b", source):
             return scope[1]
-        found = re.search(r"stack_frame_id=(\d+)", instruction.rest)
-        frame = int(found[1]) if found else 0
-        outermost = "other"
+        frame_id = re.search(r"stack_frame_id=(\d+)", instruction.rest)
+        frame = int(frame_id[1]) if frame_id else 0
         while frame:
             location, parent = _numbers(self.tables["StackFrames"][frame])
             frame = parent - 1  # It is written as one more, so that 0 is none.
             file, function, *_ = _numbers(self.tables["FileLocations"][location])
             file, function = self.tables["FileNames"][file], self.tables["FunctionNames"][function]
-            function = function.split(".<locals>")[0].removesuffix(".__call__")
             if "/vit_jax/models/" in file and not file.endswith("layers.py"):
-                return function
-            if file.endswith("/training/step.py") or ("/optax/" in file and "/losses/" not in file):
-                outermost = "optimizer"  # What the step itself does is to take the update or to leave it.
-            elif file.endswith("/training/mixing.py"):
-                return "augmentation"
-            elif "/training/objectives/" in file:
-                return "loss"
-        return outermost
+                return function.split(".<locals>")[0].removesuffix(".__call__")
+        scopes = re.findall(rf"(?<![\w.])({'|'.join(SCOPES)})(?![\w.])", source)
+        return scopes[-1] if scopes else "other"
 
     def _constant(self, computation: _Computation, name: str) -> int | None:
         instruction = computation.instructions[name]

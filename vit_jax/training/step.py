@@ -97,8 +97,11 @@ def make_train_step(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x), weights, trained(config, weights)
         )
         own, rngs = objective_weights(weights), nnx.Rngs(dropout=key)
-        losses, more = _losses(graphdef, objective, mesh, effective(weights), own, micro, rngs, alone=once)
-        return losses.mean(), jax.tree.map(jnp.mean, more)
+        with jax.named_scope("loss"):
+            losses, more = _losses(
+                graphdef, objective, mesh, effective(weights), own, micro, rngs, alone=once
+            )
+            return losses.mean(), jax.tree.map(jnp.mean, more)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
@@ -141,36 +144,39 @@ def make_train_step(
     def train_step(state, metrics, batch):
         step = state["step"] + 1
         key = jax.random.fold_in(jax.random.key(config.seed), step)
-        batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
         old, drawing = weights_of(state), jax.random.fold_in(key, PREPARE)
-        numbers = jnp.arange(config.batch_size)
-        batch = _prepare(objective, objective_weights(old), mesh, batch, drawing, numbers)
-        (loss, more), gradient = gradients(old, batch, key)
-        norm = optax.tree.norm(gradient)
-        updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
-        weights = optax.apply_updates(old, updates)
+        with jax.named_scope("augmentation"):
+            batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
+            numbers = jnp.arange(config.batch_size)
+            batch = _prepare(objective, objective_weights(old), mesh, batch, drawing, numbers)
+        with jax.named_scope("gradients"):
+            (loss, more), gradient = gradients(old, batch, key)
+        with jax.named_scope("optimizer"):
+            norm = optax.tree.norm(gradient)
+            updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
+            weights = optax.apply_updates(old, updates)
+            finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+            def guarded(new, old):
+                # Counts go on, so that the schedule ends where it should.
+                return jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new
 
-        def guarded(new, old):
-            # Counts go on, so that the schedule ends where it should.
-            return jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new
-
-        weights, optimizer_state = jax.tree.map(
-            guarded, (weights, optimizer_state), (old, state["optimizer"])
-        )
-        skipped = {
-            "total": state["skipped"]["total"] + ~finite,
-            "in_a_row": jnp.where(finite, 0, state["skipped"]["in_a_row"] + 1),
-        }
-        sums = {"loss": loss, **more, "gradient_norm": norm, "steps": 1.0}
-        metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
-        metrics["skipped"] = skipped
+            weights, optimizer_state = jax.tree.map(
+                guarded, (weights, optimizer_state), (old, state["optimizer"])
+            )
+            skipped = {
+                "total": state["skipped"]["total"] + ~finite,
+                "in_a_row": jnp.where(finite, 0, state["skipped"]["in_a_row"] + 1),
+            }
+            sums = {"loss": loss, **more, "gradient_norm": norm, "steps": 1.0}
+            metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
+            metrics["skipped"] = skipped
         average = state["average"]
         if average:
-            share = average_share(config.optimizer, step - skipped["total"])
-            moved = jax.tree.map(lambda mean, x: mean + share * (x - mean), average, effective(weights))
-            average = jax.tree.map(guarded, moved, average)
+            with jax.named_scope("memory"):
+                share = average_share(config.optimizer, step - skipped["total"])
+                moved = jax.tree.map(lambda mean, x: mean + share * (x - mean), average, effective(weights))
+                average = jax.tree.map(guarded, moved, average)
         new = {"average": average, "optimizer": optimizer_state, "step": step, "skipped": skipped}
         return weights | new, metrics
 
