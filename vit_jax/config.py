@@ -561,11 +561,6 @@ def _check_fewshot(config: ConfigDict) -> None:
     _require(holds, "fewshot.sets", values.sets, f"of different names; these are {', '.join(names)}")
 
 
-def is_supervised(config: ConfigDict) -> bool:
-    """The objective needs labels, and its model a head."""
-    return config.objective.name == "classification"
-
-
 def profiled_steps(config: ConfigDict) -> range | None:
     """The steps that `config.profile` names, or None."""
     found = re.fullmatch(r"steps:(\d+)-(\d+)", config.profile)

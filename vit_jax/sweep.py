@@ -21,7 +21,7 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import check, differences, from_json, is_supervised, to_json
+from vit_jax.config import check, differences, from_json, to_json
 from vit_jax.data.sources.base import Source, lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
@@ -29,6 +29,7 @@ from vit_jax.runs.jobs import Job, Outcome, outcome, run_jobs
 from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
 from vit_jax.runs.workdir import absolute
+from vit_jax.training.objectives import objective_of
 
 CONFIG = command.define_config("The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> None:
     check(config)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
-    if not is_supervised(config):
+    if not objective_of(config).labels:
         raise UserError(
             f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} lacks"
         )

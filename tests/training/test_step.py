@@ -176,12 +176,12 @@ def test_state_is_updated_in_place():
 
 def test_masked_images_do_not_count():
     _, state, _, program, config, mesh = setup()
-    shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
-    evaluate = make_eval_step(program.graphdef, program.objective, config, mesh, (shardings, {}))
+    places, judged = program.judged_places(), program.judged(state)
+    evaluate = make_eval_step(program.graphdef, program.objective, config, mesh, places)
     batch = make_batch(mesh)
     mask = np.arange(16) < 11
-    everything = evaluate(state["params"], {}, batch | {"mask": jnp.asarray(mask)}, 0)
+    everything = evaluate(judged, batch | {"mask": jnp.asarray(mask)}, 0)
     spoiled = batch | {"image": batch["image"].at[11:].set(0), "mask": jnp.asarray(mask)}
     assert int(everything["images"]) == 11
-    for name, value in evaluate(state["params"], {}, spoiled, 0).items():
+    for name, value in evaluate(judged, spoiled, 0).items():
         np.testing.assert_array_equal(value, everything[name])

@@ -81,10 +81,10 @@ def test_backward_pass_of_a_frozen_trunk_is_left_out():
 
 def test_low_rank_changes_begin_as_none_and_then_change_attention_only():
     program, state, batch = setup(train="lora")
-    base, first = by_path(state["params"]), by_path(program.evaluated(state))
+    base, first = by_path(state["params"]), by_path(program.judged(state).params)
     for path, value in first.items():
         np.testing.assert_array_equal(value, base[path])
-    new = by_path(program.evaluated(after(program, state, batch, 2)))
+    new = by_path(program.judged(after(program, state, batch, 2)).params)
     changed = {re.sub(r"blocks/\d+/", "", path) for path in new if not np.array_equal(new[path], base[path])}
     assert changed == {"head/kernel", "head/bias", "attention/qkv/kernel", "attention/out/kernel"}
     change = (new["blocks/00/attention/qkv/kernel"] - base["blocks/00/attention/qkv/kernel"]).reshape(16, -1)
@@ -125,11 +125,11 @@ def test_each_layer_learns_more_slowly_than_the_one_above():
 @pytest.mark.parametrize("start", ["zero", "weights"])
 def test_average_is_the_sum_of_its_definition(start):
     program, state, batch = setup(average=0.9, average_from=start)
-    history, metrics = [by_path(program.evaluated(state))], program.initial_metrics()
+    history, metrics = [by_path(program.judged(state).params)], program.initial_metrics()
     for _ in range(5):
         state, metrics = program.train_step(state, metrics, batch)
         history.append(by_path(state["params"]))
-    found = by_path(program.evaluated(state))
+    found = by_path(program.judged(state).params)
     for path, value in found.items():
         parts = [p[path].astype(np.float64) for p in history]
         shares = [0.1 * 0.9 ** (5 - t) for t in range(6)]
@@ -141,8 +141,8 @@ def test_average_is_the_sum_of_its_definition(start):
 def test_update_that_is_left_out_leaves_the_average_alone():
     program, state, batch = setup(average=0.5)
     state = after(program, state, batch)
-    before = by_path(program.evaluated(state))
+    before = by_path(program.judged(state).params)
     bias = state["params"]["head"]["bias"]
     state["params"]["head"]["bias"] = jax.device_put(np.full(bias.shape, np.nan, np.float32), bias.sharding)
-    for path, value in by_path(program.evaluated(after(program, state, batch))).items():
+    for path, value in by_path(program.judged(after(program, state, batch)).params).items():
         np.testing.assert_array_equal(value, before[path])

@@ -11,13 +11,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.benchmarks import other_projects
-from vit_jax.config import is_supervised
 from vit_jax.errors import UserError
 from vit_jax.models import model_card
 from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.chips import GIB, peak_flops
 from vit_jax.parallel.mesh import make_mesh, split_batch
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
+from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import make_program
 
 PEERS = (*other_projects.PEERS, "timm")
@@ -125,7 +125,7 @@ def fast_dtype() -> str:
 
 def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
     """The config's training step, and its program."""
-    classes = other_projects.CLASSES if is_supervised(config) else 0
+    classes = other_projects.CLASSES if objective_of(config).labels else 0
     program = make_program(config, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     images, labels = random_batch(config.batch_size, config.data.image_size, program.mesh)

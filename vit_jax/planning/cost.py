@@ -6,12 +6,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import is_supervised
 from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
+from vit_jax.training.objectives import objective_of
 
 # Images before a split is cut, and classes, of sets that need not be here: the paper's.
 DATA_SETS = {
@@ -70,7 +70,7 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
         raise UserError(
             f"how many training images {name or config.data.source!r} has is not known; give --images=N"
         )
-    classes = (config.data.num_classes or classes) if is_supervised(config) else 0
+    classes = (config.data.num_classes or classes) if objective_of(config).labels else 0
     if classes is None:
         raise UserError(f"how many classes {shown!r} has is not known; give --config.data.num_classes=N")
     if images is None:

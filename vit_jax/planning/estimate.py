@@ -14,7 +14,7 @@ from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
 from vit_jax.planning.cost import Cost, Workload, cost, data_set_size
 from vit_jax.planning.hlo import by, total
 from vit_jax.runs.loop import step_count
-from vit_jax.training.objectives import forward_multiply_adds, make_objective
+from vit_jax.training.objectives import make_objective
 from vit_jax.training.program import model_arguments
 
 
@@ -79,7 +79,7 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
         steps=step_count(config, images),
         batch_size=config.batch_size,
         parameters=count_parameters(model),
-        multiply_adds=forward_multiply_adds(objective, model),
+        multiply_adds=objective.multiply_adds(model),
     )
 
 

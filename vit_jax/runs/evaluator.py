@@ -13,9 +13,8 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.runs.report import Sample
-from vit_jax.training.lora import objective_weights
 from vit_jax.training.program import Program
-from vit_jax.training.step import make_eval_step, make_forward, make_pictures
+from vit_jax.training.step import Judged, make_eval_step, make_forward, make_pictures
 
 
 class Evaluator:
@@ -24,30 +23,32 @@ class Evaluator:
     Args:
       splits: sources by name.
       say: is told of images that cannot be read.
+
+    Attributes:
+      metrics: formats of the objective's, by name.
+      draws: the objective has pictures.
     """
 
     def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say):
+        objective = program.abstract_objective()
+        self.metrics, self.draws = objective.metrics, objective.pictures is not None
         self._mesh, self._splits = program.mesh, splits
         self._most = config.batch_size // config.micro_batches  # What training has on the devices at once.
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
-        weights = program.state["params"], objective_weights(program.state)
-        shardings = jax.tree.map(lambda x: x.sharding, weights)
-        both = program.graphdef, program.objective, config, program.mesh, shardings
+        places = program.judged_places()
+        both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
-        self._forward = make_forward(program.graphdef, program.mesh, shardings[0])
+        self._forward = make_forward(program.graphdef, program.mesh, places.params)
         self._skipped = {
             name: SkipLog(source, config.data.max_unreadable, say) for name, source in splits.items()
         }
 
-    def __call__(
-        self, split: str, params: dict, own: dict, go_on: Callable[[], bool]
-    ) -> dict[str, float] | None:
+    def __call__(self, split: str, judged: Judged, go_on: Callable[[], bool]) -> dict[str, float] | None:
         """Mean `loss` and the objective's metrics over the readable images, and how many `images` these were.
 
         Args:
-          own: the objective's parameters.
           go_on: asked before each batch; None is returned when it says no.
         """
         total, source = None, self._splits[split]
@@ -59,7 +60,7 @@ class Evaluator:
                 if not go_on():
                     return None
                 placed = to_devices(self._skipped[split].check(batch), self._mesh)
-                sums = self._step(params, own, placed, np.int32(number * batch_size))
+                sums = self._step(judged, placed, np.int32(number * batch_size))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
@@ -88,11 +89,11 @@ class Evaluator:
         batch = self._spread("test", most)
         return batch["image"][batch["mask"]]
 
-    def pictures(self, split: str, params: dict, own: dict, most: int = 6) -> np.ndarray:
+    def pictures(self, split: str, judged: Judged, most: int = 6) -> np.ndarray:
         """Images spread evenly over a split, what is visible of them, and what the objective predicts: uint8
         `[3, images, height, width, 3]`."""
         batch = self._spread(split, most)
-        drawn = jax.device_get(self._pictures(params, own, self._placed(batch)))
+        drawn = jax.device_get(self._pictures(judged, self._placed(batch)))
         return np.stack([batch["image"], *drawn])[:, batch["mask"]]
 
     def _spread(self, split: str, most: int) -> dict[str, np.ndarray]:

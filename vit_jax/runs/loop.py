@@ -17,7 +17,7 @@ from clu import parameter_overview
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from vit_jax.config import check_policy, is_supervised, profiled_steps, rand_policy
+from vit_jax.config import check_policy, profiled_steps, rand_policy
 from vit_jax.data.pipeline import SkipLog, decoders, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.randaugment import host_augmentation, resolve
@@ -55,6 +55,8 @@ from vit_jax.runs.workdir import (
 )
 from vit_jax.runs.workdir_lock import Lock
 from vit_jax.training.lora import objective_weights
+from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Program, make_program
 from vit_jax.training.step import Metrics, State
 
@@ -107,7 +109,7 @@ def _train(
             peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))
     watchdog.begins("looking through the few-shot data sets")
     few_shot_tasks = open_tasks(config, peers)
-    num_classes, supervised = class_count(config, train_source), is_supervised(config)
+    num_classes, supervised = class_count(config, train_source), objective_of(config).labels
     steps = step_count(config, len(train_source))
     watchdog.begins("opening the checkpoint to start from")
     origin = find_origin(config, num_classes)
@@ -183,6 +185,7 @@ def _train(
             console=console,
             writer=writer,
             ledger=ledger,
+            metrics=program.abstract_objective().metrics,
             skipped=int(metrics["skipped"]["total"]),
             max_skipped=config.max_skipped_steps,
         )
@@ -205,22 +208,22 @@ def _train(
 
             ledger.enter("evaluate")
             watchdog.begins("evaluating")
-            params, own = program.evaluated(state), objective_weights(state)
+            judged = program.judged(state)
             figures, row = {}, {}
             for split in dict.fromkeys([splits.chosen_by] + ["test"] * (step == steps)):
-                if (found := evaluate(split, params, own, go_on)) is None:
+                if (found := evaluate(split, judged, go_on)) is None:
                     return None
                 figures[split] = found
             if few_shot.due(step, last=step == steps):
-                row = few_shot(params, go_on)
+                row = few_shot(judged.params, go_on)
             if row is None:
                 return None
-            for line in (*in_words(figures), *in_lines(row)):
+            for line in (*in_words(figures, evaluate.metrics), *in_lines(row)):
                 console.say(f"step {step} | {line}")
             if writer:
                 writer.write(step, by_name(figures, "/") | row)
-            if not supervised:
-                drawn = evaluate.pictures(splits.chosen_by, params, own)
+            if evaluate.draws:
+                drawn = evaluate.pictures(splits.chosen_by, judged)
                 if leader:
                     file = workdir / RECONSTRUCTIONS / f"{step}.png"
                     file.parent.mkdir(exist_ok=True)
@@ -296,14 +299,14 @@ def _train(
             return {}  # Stopped again in the evaluation that a signal had cut off.
         ledger.enter("save")
         watchdog.begins("writing the report")
-        params = program.evaluated(state)
+        params = program.judged(state).params
         samples = evaluate.samples(params) if supervised else ()
         looks = attention_figures(program.graphdef, params, mesh, evaluate.images())
         if lock:
             lock.check()
             written = report(steps, figures, samples, looks)
             checkpoints.wait()
-            (line,) = in_words({"test": figures["test"]})
+            (line,) = in_words({"test": figures["test"]}, evaluate.metrics)
             console.say(f"done after {duration(time.time() - started)} | {line}")
             console.say(ledger.in_words())
             console.say(f"report: {written}")
@@ -395,7 +398,7 @@ def train_crop(config: ConfigDict) -> TrainCrop:
 
 def class_count(config: ConfigDict, source: Source) -> int:
     """Width of the head: the config's, or the data set's own; 0 for an objective without labels."""
-    if not is_supervised(config):
+    if not objective_of(config).labels:
         return 0
     found = len(source.class_names)
     if config.data.num_classes is not None and config.data.num_classes < found:
@@ -419,16 +422,17 @@ def step_count(config: ConfigDict, images: int) -> int:
 def as_items(state: State, metrics: Metrics) -> dict:
     """What a checkpoint holds, in parts that can be read alone."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
-    items = {name: state[name] for name in ("params", "extra", "average", "optimizer")}
+    items = {name: state[name] for name in ("params", "extra", "optimizer")} | state["memory"]
     return {name: item for name, item in items.items() if item} | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
     """The state and the metrics of a checkpoint."""
-    items = {"extra": {}, "average": {}} | items
-    run = items.pop("run")
+    run = dict(items["run"])
     metrics = run.pop("metrics")
-    return items | run, metrics
+    weights = {"params": items["params"], "extra": items.get("extra", {})}
+    memory = {name: item for name, item in items.items() if name not in (*weights, "optimizer", "run")}
+    return weights | {"memory": memory, "optimizer": items["optimizer"]} | run, metrics
 
 
 def as_saved(figures: Figures, chosen_by: str) -> dict[str, float]:
@@ -453,12 +457,18 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
     }
 
 
-def in_words(figures: Figures) -> list[str]:
-    """An evaluation as parts of lines, one for each split."""
+def in_words(figures: Figures, metrics: dict[str, str]) -> list[str]:
+    """An evaluation as parts of lines, one for each split.
+
+    Args:
+      metrics: formats of the objective's, by name.
+    """
     lines = []
     for split, found in figures.items():
-        shares = sorted(found.keys() - {"loss", "images"})
-        parts = [f"{split} {name.replace('_', ' ')} {found[name]:.2%}" for name in shares]
+        parts = [
+            f"{split} {name.replace('_', ' ')} {in_format(found[name], metrics[name])}"
+            for name in sorted(metrics)
+        ]
         parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
         lines.append(" | ".join(parts))
     return lines

@@ -61,7 +61,7 @@ def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
     leaves = zip(*map(jax.tree.leaves, (weights, trained(config, weights))), strict=True)
     moving = [x for x, moves in leaves if moves]
     return Needs(
-        parameters=held(weights) + held(program.state["average"]),
+        parameters=held(weights) + held(program.state["memory"]),
         optimizer=held(program.state["optimizer"]),
         gradients=held(moving),
         batch=held(batch),

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import is_supervised
 from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.data.sources.base import Source, Subset, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
+from vit_jax.training.objectives import objective_of
 
 MANY = 10**9  # Images of a split whose size is not known, for the shares that are cut out of it.
 SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
@@ -51,7 +51,7 @@ def open_splits(config: ConfigDict) -> Splits:
         weights=values.weights,
         image_size=values.image_size,
         only=values.classes,
-        labels=is_supervised(config),
+        labels=objective_of(config).labels,
     )
     train = open_source(values.source, values.train_split, **arguments)
     for key in ("train_split", "test_split") if values.dev_split is not None else ():

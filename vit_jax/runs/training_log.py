@@ -10,6 +10,7 @@ from vit_jax.progress import duration
 from vit_jax.runs.checkpoints import Checkpoints
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.goodput import Ledger
+from vit_jax.training.objectives.objective import in_format
 
 
 class TrainLog:
@@ -19,6 +20,7 @@ class TrainLog:
       images: in the training split.
       flops: says how many operations an image takes, forward and backward.
       ledger: what of the time was training.
+      metrics: formats of the objective's, by name.
       skipped: updates that were left out before; max_skipped: those that may be in a row.
     """
 
@@ -34,11 +36,12 @@ class TrainLog:
         console: Console,
         writer: MetricWriter | None,
         ledger: Ledger,
+        metrics: dict[str, str],
         skipped: int,
         max_skipped: int,
     ):
         self._steps, self._batch_size, self._images = steps, batch_size, images
-        self._schedule = schedule
+        self._schedule, self._metrics = schedule, metrics
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
         # Images a second at which the devices would do nothing but these operations; None: not known.
         peak = peak_flops(jax.devices()[0].device_kind)
@@ -101,8 +104,8 @@ class TrainLog:
         row["train/learning_rate"] = float(self._schedule(step))
         row["train/skipped_steps"] = float(sums["skipped"]["total"])
         line = f"step {step}/{self._steps} | epoch {row['epoch']:.1f} | loss {means['loss']:.4f}"
-        for name in sorted(means.keys() - {"loss", "gradient_norm"}):  # The objective's own are shares.
-            line += f" | {name.replace('_', ' ')} {means[name]:.1%}"
+        for name in sorted(self._metrics):
+            line += f" | {name.replace('_', ' ')} {in_format(means[name], self._metrics[name], 1)}"
         line += f" | lr {row['train/learning_rate']:.2e}"
         if done:
             speed = done * self._batch_size / seconds

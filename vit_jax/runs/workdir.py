@@ -39,6 +39,7 @@ from vit_jax.parallel.peers import Peers
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.training.lora import effective, init_extra
+from vit_jax.training.objectives import objective_of
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
@@ -210,8 +211,8 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         for path, shape in shapes.items()
     }
     params = nnx.traversals.unflatten_mapping(like)
-    if config.optimizer.average:
-        params = load_items(workdir / CHECKPOINTS, {"average": params}, which)["average"]
+    if memory := objective_of(config).judged(config):
+        params = load_items(workdir / CHECKPOINTS, {memory: params}, which)[memory]
     else:
         extra = jax.eval_shape(functools.partial(init_extra, config), params)
         weights = {"params": params} | ({"extra": extra} if extra else {})

@@ -134,18 +134,6 @@ def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
     return optax.stateless(lambda updates, params=None: jax.tree.map_with_path(clip, updates))
 
 
-def average_share(config: ConfigDict, t: jax.Array) -> jax.Array:
-    """The share of the newest parameters in the average after update t = 1, 2, ...
-
-    Polyak's average, sum of average^(t - i) times parameters i. From `zero` it is divided by the sum of its
-    weights, so that nothing of the first parameters is left in it; from `weights` it starts at these, and
-    keeps average^t of them (13.5 % after 20,000 steps at 0.9999).
-    """
-    if config.average_from == "weights":
-        return jnp.float32(1 - config.average)
-    return (1 - config.average) / -jnp.expm1(t * math.log(config.average))
-
-
 def kernels(params: dict) -> dict:
     """True for the weights of dense and convolution layers: by name, whatever their rank."""
     return jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", params)

@@ -18,9 +18,18 @@ from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
 from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained
-from vit_jax.training.objectives import forward_multiply_adds, make_objective
+from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives.objective import Objective
 from vit_jax.training.optimizer import make_optimizer, make_schedule
-from vit_jax.training.step import Metrics, State, init_metrics, init_state, make_train_step, weights_of
+from vit_jax.training.step import (
+    Judged,
+    Metrics,
+    State,
+    init_metrics,
+    init_state,
+    make_train_step,
+    weights_of,
+)
 
 OBJECTIVE = 2**31  # Folded into the seed for the objective's parameters.
 
@@ -32,6 +41,7 @@ class Program(NamedTuple):
     init_extra: Callable[[dict], dict]  # What only training has, from the model's parameters.
     graphdef: nnx.GraphDef  # Of the model.
     objective: nnx.GraphDef
+    judged_by: str | None  # The memory that holds the parameters that are judged; None: those trained.
     optimizer: optax.GradientTransformation
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
@@ -47,24 +57,38 @@ class Program(NamedTuple):
         """
         weights = self._on_host(lambda: self._first_weights(seed, params))
         weights = jax.tree.map(lambda x, like: place(x, like.sharding), weights, weights_of(self.state))
-        # A copy: the step gives the memory of both back.
-        average = jax.tree.map(jnp.copy, effective(weights)) if self.state["average"] else {}
+        objective = nnx.merge(self.objective, objective_weights(weights))
+        memory = objective.first_memory(effective(weights))
+        memory = jax.tree.map(lambda x, like: _copy(x, like.sharding), memory, self.state["memory"])
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
-        state = init_state(weights, average, jax.jit(self.optimizer.init, out_shardings=places)(weights))
+        state = init_state(weights, memory, jax.jit(self.optimizer.init, out_shardings=places)(weights))
         counts = jax.device_put({name: state[name] for name in ("step", "skipped")}, replicated(self.mesh))
         return state | counts
 
-    def evaluated(self, state: State) -> dict:
-        """The parameters that a run is judged by and leaves behind: the average, where it keeps one."""
-        if state["average"]:
-            return state["average"]
-        return effective(weights_of(state)) if state["extra"] else state["params"]
+    def judged(self, state: State) -> Judged:
+        """What a run is judged by and leaves behind."""
+        memory = state["memory"]
+        if self.judged_by:
+            params = memory[self.judged_by]
+        else:
+            params = effective(weights_of(state)) if state["extra"] else state["params"]
+        update = state["step"] - state["skipped"]["total"]
+        return Judged(params, objective_weights(state), memory, update)
+
+    def judged_places(self) -> Judged:
+        """Shardings of what is judged."""
+        params, own = self.state["params"], objective_weights(self.state)
+        judged = Judged(params, own, self.state["memory"], self.state["step"])
+        return jax.tree.map(lambda x: x.sharding, judged)
+
+    def abstract_objective(self) -> Objective:
+        """The objective without its parameters: what it says of itself."""
+        return nnx.merge(self.objective, objective_weights(self.state))
 
     def flops(self) -> float:
-        """Of a training step for each image, at least."""
-        objective = nnx.merge(self.objective, objective_weights(self.state))
+        """Those of a training step for each image, at least."""
         model = nnx.merge(self.graphdef, self.state["params"])
-        return training_flops(forward_multiply_adds(objective, model))
+        return training_flops(self.abstract_objective().multiply_adds(model))
 
     def initial_metrics(self) -> Metrics:
         """Zeros."""
@@ -120,22 +144,26 @@ def make_program(
         )
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
-    objective, own = nnx.split(abstract(partial(make_objective, config, model)))
+    make_own = partial(make_objective, config, model, steps=steps)
+    objective, own = nnx.split(abstract(make_own))
 
     def make_extra(params):
         key = jax.random.fold_in(jax.random.key(config.seed), OBJECTIVE)
-        own = nnx.state(make_objective(config, model, rngs=nnx.Rngs(params=key)))
+        own = nnx.state(make_own(rngs=nnx.Rngs(params=key)))
         return init_extra(config, params) | ({"objective": nnx.to_pure_dict(own)} if own else {})
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
-    average = params if config.optimizer.average else {}
+    memory = jax.eval_shape(
+        lambda weights: nnx.merge(objective, objective_weights(weights)).first_memory(effective(weights)),
+        weights,
+    )
     optimizer_state = jax.eval_shape(optimizer.init, weights)
-    state = jax.tree.map(_shape, init_state(weights, average, optimizer_state))
+    state = jax.tree.map(_shape, init_state(weights, memory, optimizer_state))
     everywhere = replicated(mesh)
     shardings = jax.tree.map(lambda _: everywhere, state) | {
         "params": parameter_shardings(mesh, params),
         "extra": parameter_shardings(mesh, weights["extra"]),
-        "average": parameter_shardings(mesh, average),
+        "memory": parameter_shardings(mesh, memory),
         "optimizer": optimizer_shardings(mesh, weights, optimizer_state),
     }
     return Program(
@@ -143,6 +171,7 @@ def make_program(
         make_extra,
         graphdef,
         objective,
+        objective_of(config).judged(config),
         optimizer,
         schedule,
         mesh,
@@ -153,12 +182,20 @@ def make_program(
 
 
 def abstract_batch(config: ConfigDict, mesh: Mesh, max_labels: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and place of a training batch."""
-    size, images, batch = config.data.image_size, config.batch_size, split_batch(mesh)
+    """Shape and place of a training batch, which follow from the objective's views."""
+    shapes = {"labels": ((max_labels,), jnp.int32)}
+    for view in objective_of(config).views(config):
+        shapes[view.name] = view.shape(config.data.image_size), jnp.uint8
     return {
-        "image": jax.ShapeDtypeStruct((images, size, size, 3), jnp.uint8, sharding=batch),
-        "labels": jax.ShapeDtypeStruct((images, max_labels), jnp.int32, sharding=batch),
+        name: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=split_batch(mesh))
+        for name, (shape, dtype) in shapes.items()
     }
+
+
+def _copy(x, sharding) -> jax.Array:
+    """A copy of an array in its place: the step gives the memory of what it takes back."""
+    same = isinstance(x, jax.Array) and x.sharding == sharding
+    return jnp.copy(x) if same else place(np.asarray(x), sharding)
 
 
 def _shape(x, sharding=None) -> jax.ShapeDtypeStruct:

@@ -1,12 +1,13 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "extra", "average", "optimizer", "step", "skipped"}`, of which `extra` (what
-only training has) and `average` may be empty; every random number of step t is drawn from a key folded
-from (seed, t), so nothing random is kept between steps.
+The train state is `{"params", "extra", "memory", "optimizer", "step", "skipped"}`, of which `extra` (what
+only training has) and `memory` (what the objective remembers) may be empty; every random number of step t is
+drawn from a key folded from (seed, t), so nothing random is kept between steps.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.sharding import place_activation
 from vit_jax.training.lora import Weights, effective, objective_weights, trained
 from vit_jax.training.mixing import augment
-from vit_jax.training.optimizer import average_share
+from vit_jax.training.objectives.objective import Loss, Now
 
 # Folded into a step's key; dropout folds in small numbers.
 AUGMENT, PREPARE = 2**31, 2**31 + 1
@@ -32,6 +33,22 @@ EVALUATE = 2**32 - 1  # In place of a step.
 
 State = dict
 Metrics = dict[str, jax.Array]
+
+
+class Judged(NamedTuple):
+    """What an evaluation looks at, and a run leaves behind.
+
+    Attributes:
+      params: of the model: those that the objective judges by.
+      own: the objective's parameters.
+      memory: what it remembers.
+      update: number of the last update.
+    """
+
+    params: dict
+    own: dict
+    memory: dict
+    update: jax.Array
 
 
 def init_metrics(names: Sequence[str]) -> Metrics:
@@ -44,10 +61,10 @@ def init_metrics(names: Sequence[str]) -> Metrics:
     return sums | {"skipped": _no_skips()}
 
 
-def init_state(weights: Weights, average: dict, optimizer_state) -> State:
+def init_state(weights: Weights, memory: dict, optimizer_state) -> State:
     """The state before the first step; `skipped` counts updates left out, in all and just now in a row."""
     counts = {"step": np.int32(0), "skipped": _no_skips()}
-    return weights | {"average": average, "optimizer": optimizer_state} | counts
+    return weights | {"memory": memory, "optimizer": optimizer_state} | counts
 
 
 def weights_of(state: State) -> Weights:
@@ -91,24 +108,29 @@ def make_train_step(
             "mesh.fsdp=1 and mesh.tensor=1"
         )
 
-    def loss_of(weights, micro, key):
+    def loss_of(weights, memory, update, micro, key):
         # The backward pass computes nothing for what is frozen.
         weights = jax.tree.map(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x), weights, trained(config, weights)
         )
-        own, rngs = objective_weights(weights), nnx.Rngs(dropout=key)
+        now = Now(nnx.Rngs(dropout=key), memory, update)
         with jax.named_scope("loss"):
-            losses, more = _losses(
-                graphdef, objective, mesh, effective(weights), own, micro, rngs, alone=once
-            )
-            return losses.mean(), jax.tree.map(jnp.mean, more)
+            own = objective_weights(weights)
+            loss = _loss(graphdef, objective, mesh, effective(weights), own, micro, now, alone=once)
+            return loss.each.mean(), (jax.tree.map(jnp.mean, loss.metrics), loss.seen)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
-    def accumulate(weights, batch, key):
+    def accumulate(weights, memory, update, batch, key):
+        """`((loss, metrics), gradient)`, means over the batch, and what the objective saw of its images."""
         parts = config.micro_batches
+
+        def micro_gradient(micro, key):
+            (loss, (more, seen)), gradient = gradient_of(weights, memory, update, micro, key)
+            return ((loss, more), gradient), seen
+
         if parts == 1:
-            return gradient_of(weights, batch, key)
+            return micro_gradient(batch, key)
 
         def cut(array):
             # Part i takes every parts-th image, so that each stays on the device it is on.
@@ -119,24 +141,29 @@ def make_train_step(
 
         def add(total, part):
             index, micro = part
-            return jax.tree.map(
-                jnp.add, total, gradient_of(weights, micro, jax.random.fold_in(key, index))
-            ), None
+            means, seen = micro_gradient(micro, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, total, means), seen
 
         micros = jnp.arange(parts), jax.tree.map(cut, batch)
         first = jax.tree.map(lambda x: x[0], micros[1])
-        zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradient_of, weights, first, key))
-        total, _ = jax.lax.scan(add, zero, micros)
-        return jax.tree.map(lambda x: x / parts, total)
+        zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(micro_gradient, first, key)[0])
+        total, seen = jax.lax.scan(add, zero, micros)
+        seen = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), seen)
+        return jax.tree.map(lambda x: x / parts, total), seen
 
-    def accumulate_alone(weights, batch, key):
-        return jax.lax.pmean(accumulate(weights, batch, key), BATCH)
+    def accumulate_alone(*arguments):
+        means, seen = accumulate(*arguments)
+        return jax.lax.pmean(means, BATCH), seen
 
     if once:
         # Each device sums its own gradients; XLA would add up every product at once, in its type.
-        places = (PartitionSpec(), PartitionSpec(BATCH), PartitionSpec())
+        same, divided = PartitionSpec(), PartitionSpec(BATCH)
         gradients = jax.shard_map(
-            accumulate_alone, mesh=mesh, in_specs=places, out_specs=PartitionSpec(), check_vma=False
+            accumulate_alone,
+            mesh=mesh,
+            in_specs=(same, same, same, divided, same),
+            out_specs=(same, divided),
+            check_vma=False,
         )
     else:
         gradients = accumulate
@@ -150,7 +177,8 @@ def make_train_step(
             numbers = jnp.arange(config.batch_size)
             batch = _prepare(objective, objective_weights(old), mesh, batch, drawing, numbers)
         with jax.named_scope("gradients"):
-            (loss, more), gradient = gradients(old, batch, key)
+            update = step - state["skipped"]["total"]
+            ((loss, more), gradient), seen = gradients(old, state["memory"], update, batch, key)
         with jax.named_scope("optimizer"):
             norm = optax.tree.norm(gradient)
             updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
@@ -171,13 +199,12 @@ def make_train_step(
             sums = {"loss": loss, **more, "gradient_norm": norm, "steps": 1.0}
             metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
             metrics["skipped"] = skipped
-        average = state["average"]
-        if average:
-            with jax.named_scope("memory"):
-                share = average_share(config.optimizer, step - skipped["total"])
-                moved = jax.tree.map(lambda mean, x: mean + share * (x - mean), average, effective(weights))
-                average = jax.tree.map(guarded, moved, average)
-        new = {"average": average, "optimizer": optimizer_state, "step": step, "skipped": skipped}
+        with jax.named_scope("memory"):
+            memory = nnx.merge(objective, objective_weights(weights)).remember(
+                state["memory"], effective(weights), seen, step - skipped["total"]
+            )
+            memory = jax.tree.map(guarded, memory, state["memory"])
+        new = {"memory": memory, "optimizer": optimizer_state, "step": step, "skipped": skipped}
         return weights | new, metrics
 
     everywhere = replicated(mesh)
@@ -208,51 +235,54 @@ def make_forward(
 
 
 def make_eval_step(
-    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, shardings: tuple
-) -> Callable[[dict, dict, dict, jax.Array], Metrics]:
-    """Compiles `(params, own, batch, first) -> {loss, ..., images}`, summed over the unmasked images.
+    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, places: Judged
+) -> Callable[[Judged, dict, jax.Array], Metrics]:
+    """Compiles `(judged, batch, first) -> {loss, ..., images}`, summed over the unmasked images.
 
     What is drawn at random is the same for an image whenever it is evaluated: `first` is the number of the
     batch's first image in its split.
 
     Args:
-      shardings: of the model's parameters, and of the objective's own.
+      places: shardings of what is judged.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
-    def eval_step(params, own, batch, first):
+    def eval_step(judged, batch, first):
         numbers = first + jnp.arange(len(batch["image"]))
-        batch = _prepare(objective, own, mesh, batch, key, numbers)
-        losses, more = _losses(graphdef, objective, mesh, params, own, batch)
+        batch = _prepare(objective, judged.own, mesh, batch, key, numbers)
+        now = Now(None, judged.memory, judged.update)
+        loss = _loss(graphdef, objective, mesh, judged.params, judged.own, batch, now)
         keep = batch["mask"]
-        sums = {name: jnp.where(keep, x, 0).sum() for name, x in {"loss": losses, **more}.items()}
+        values = {"loss": loss.each, **loss.metrics}
+        sums = {name: jnp.where(keep, x, 0).sum() for name, x in values.items()}
         return sums | {"images": keep.sum()}
 
     everywhere = replicated(mesh)
     return jax.jit(
         eval_step,
-        in_shardings=(*shardings, split_batch(mesh), everywhere),
+        in_shardings=(places, split_batch(mesh), everywhere),
         out_shardings=everywhere,
         compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
     )
 
 
 def make_pictures(
-    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, shardings: tuple
-) -> Callable[[dict, dict, dict], tuple[jax.Array, jax.Array]]:
-    """Compiles `(params, own, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
+    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, places: Judged
+) -> Callable[[Judged, dict], tuple[jax.Array, jax.Array]]:
+    """Compiles `(judged, batch) -> (visible, predicted)`, the objective's `pictures`, as uint8.
 
     The batch has the images' `numbers` in their split, so that they are seen as they are evaluated.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
 
-    def pictures(params, own, batch):
-        batch = _prepare(objective, own, mesh, batch, key, batch["numbers"])
+    def pictures(judged, batch):
+        batch = _prepare(objective, judged.own, mesh, batch, key, batch["numbers"])
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
-            drawn = nnx.merge(objective, own).pictures(nnx.merge(graphdef, params), batch)
+            model = nnx.merge(graphdef, judged.params)
+            drawn = nnx.merge(objective, judged.own).pictures(model, batch)
         return tuple(jnp.round(jnp.clip(x, 0, 255)).astype(jnp.uint8) for x in drawn)
 
-    return jax.jit(pictures, in_shardings=(*shardings, split_batch(mesh)), out_shardings=replicated(mesh))
+    return jax.jit(pictures, in_shardings=(places, split_batch(mesh)), out_shardings=replicated(mesh))
 
 
 def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
@@ -262,10 +292,8 @@ def _prepare(objective, own, mesh, batch, key, numbers) -> dict[str, jax.Array]:
     return jax.lax.with_sharding_constraint(drawn, split_batch(mesh))
 
 
-def _losses(
-    graphdef, objective, mesh, params, own, batch, rngs=None, alone=False
-) -> tuple[jax.Array, Metrics]:
-    """The objective's losses and metrics, activations where the rules want them.
+def _loss(graphdef, objective, mesh, params, own, batch, now: Now, alone=False) -> Loss:
+    """The objective's loss, activations where the rules want them.
 
     Args:
       alone: within a `shard_map`: the batch is this device's part of it.
@@ -276,4 +304,4 @@ def _losses(
     else:
         where = placing(partial(place_activation, mesh), platform)
     with where:
-        return nnx.merge(objective, own)(nnx.merge(graphdef, params), batch, rngs)
+        return nnx.merge(objective, own)(nnx.merge(graphdef, params), batch, now)

@@ -74,7 +74,7 @@ def test_evaluation_does_not_depend_on_the_batch(name):
         program, config = program_of(name, batch_size=batch_size)
         state = program.initial_state(0)
         evaluate = Evaluator(program, splits, config, print)
-        figures.append(evaluate("test", state["params"], state["extra"]["objective"], lambda: True))
+        figures.append(evaluate("test", program.judged(state), lambda: True))
     assert figures[0]["images"] == 40
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
 

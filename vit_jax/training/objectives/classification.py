@@ -3,37 +3,69 @@
 Labels come as class indices `[batch, max_labels]`, padded with -1; most data sets have one.
 """
 
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models import count_multiply_adds
+from vit_jax.training.memory import Momentum, polyak_share
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
 
-class Classification(nnx.Module):
+class Classification(Objective):
     """Supervised: the logits of whole images against their labels; no parameters but the model's.
+
+    With `average` it remembers an average of the parameters (EMA), by which the run is judged.
 
     Args:
       loss: `softmax`, or `sigmoid`, summed over the classes.
       smoothing: share of the target that is spread over all classes in training.
+      average: what makes the average; None: there is none.
     """
 
-    metrics = ("accuracy",)
+    labels = True
+    metrics: ClassVar = {"accuracy": "share"}
 
-    def __init__(self, loss: str, smoothing: float):
-        self.loss, self.smoothing = loss, smoothing
+    def __init__(self, loss: str, smoothing: float, average: Momentum | None = None):
+        self.loss, self.smoothing, self.average = loss, smoothing, average
 
-    def prepare(self, batch: dict[str, jax.Array], keys: jax.Array) -> dict[str, jax.Array]:
-        """The batch itself: nothing is drawn."""
-        return batch
+    @classmethod
+    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Classification":
+        if getattr(model, "distillation", "none") == "heads":
+            raise UserError(
+                "model.distillation='heads' trains its second head on a teacher's answers, and there is no "
+                "teacher; model.distillation='token' trains the one head, and keeps the token"
+            )
+        factor, start = config.optimizer.average, config.optimizer.average_from
+        average = Momentum(polyak_share(factor, start)) if factor else None
+        return cls(config.loss.name, config.loss.label_smoothing, average)
 
-    def __call__(
-        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Cross-entropy and precision at 1 of each image, `[batch]`."""
-        logits = model(batch["image"], rngs)
+    @staticmethod
+    def judged(config: ConfigDict) -> str | None:
+        return "average" if config.optimizer.average else None
+
+    def first_memory(self, params: dict) -> dict[str, Any]:
+        return {"average": params} if self.average else {}
+
+    def remember(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
+        return {name: self.average.after(mean, params, update) for name, mean in memory.items()}
+
+    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+        """Cross-entropy and precision at 1 of each image."""
+        logits = model(batch["image"], now.rngs)
         targets = batch_targets(batch, logits.shape[-1], self.loss)
-        losses = classification_loss(logits, targets, self.loss, 0.0 if rngs is None else self.smoothing)
-        return losses, {"accuracy": correct(logits, batch["labels"])}
+        smoothing = 0.0 if now.rngs is None else self.smoothing
+        losses = classification_loss(logits, targets, self.loss, smoothing)
+        return Loss(losses, {"accuracy": correct(logits, batch["labels"])})
+
+    def multiply_adds(self, model: nnx.Module) -> float:
+        """Those that the papers count."""
+        return count_multiply_adds(model)
 
 
 def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:

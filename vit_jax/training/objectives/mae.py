@@ -5,16 +5,20 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import sincos2d
 from vit_jax.models.vit import EncoderBlock
-from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
+from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, shuffled, unpatchify
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
+
+MASK_RATIO = 0.75  # The paper's.
 
 
-class MAE(nnx.Module):
+class MAE(Objective):
     """Predicts the pixels of hidden patches from the encoder's output for the visible ones.
 
     Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token in place
@@ -31,8 +35,6 @@ class MAE(nnx.Module):
     Raises:
       UserError: no patch is hidden or visible, or the model needs all of its patches.
     """
-
-    metrics = ()
 
     def __init__(
         self,
@@ -88,14 +90,27 @@ class MAE(nnx.Module):
             dim, outputs, kernel_init=initializers.xavier(), dtype=jnp.float32, rngs=rngs
         )
 
-    def prepare(self, batch: dict[str, jax.Array], keys: jax.Array) -> dict[str, jax.Array]:
+    @classmethod
+    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MAE":
+        check_hides_patches(config, model)
+        values = config.objective
+        return cls(
+            model,
+            MASK_RATIO if values.mask_ratio is None else values.mask_ratio,
+            dim=values.decoder_dim,
+            depth=values.decoder_depth,
+            heads=values.decoder_heads,
+            position=values.decoder_position,
+            normalize_targets=values.normalize_targets,
+            rngs=rngs,
+        )
+
+    def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """The batch with `order` int32 `[batch, patches]`, drawn for each image from its key: the first are
         visible."""
         return batch | {"order": shuffled(keys, self.patches).astype(jnp.int32)}
 
-    def __call__(
-        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
         """Squared error of each image, the mean over the pixels of its hidden patches.
 
         Args:
@@ -106,11 +121,9 @@ class MAE(nnx.Module):
         if self.normalize_targets:
             mean, deviation = moments(targets)
             targets = (targets - mean) / deviation
-        return jnp.square(self.predict(model, batch, rngs) - targets).mean(axis=(1, 2)), {}
+        return Loss(jnp.square(self.predict(model, batch, now.rngs) - targets).mean(axis=(1, 2)))
 
-    def predict(
-        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
-    ) -> jax.Array:
+    def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Pixels of the hidden patches as the model normalises them, in the order's sequence, float32
         `[batch, hidden, pixels]`."""
         visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)
@@ -133,7 +146,7 @@ class MAE(nnx.Module):
         )
         return self.prediction(self.norm(x))
 
-    def pictures(self, model: nnx.Module, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The images with hidden patches in grey, and with what is predicted in them, in [0, 255].
 
         A normalised prediction gets the mean and deviation of what was there, which it does not say.

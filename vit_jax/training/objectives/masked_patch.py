@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.pixels import to_floats
 from vit_jax.models.resnet import linear_head
-from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
+from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, shuffled, unpatchify
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
+MASK_RATIO = 0.5  # The paper's.
 LEVELS = 8  # Of each channel: 3 bits.
 COLORS = LEVELS**3
 CELLS = {"color": 1, "cells": 4}  # How many cells a patch is cut into, along each side.
@@ -20,7 +23,7 @@ TARGETS = (*CELLS, "pixels")
 MASKED, REPLACED = 0.8, 0.9  # Of what is corrupted 80 % is masked, the next 10 % replaced, the rest kept.
 
 
-class MaskedPatch(nnx.Module):
+class MaskedPatch(Objective):
     """Predicts what was in corrupted patches, from their final representations.
 
     Of the corrupted patch embeddings 80 % become one learned embedding, 10 % that of another patch of the
@@ -56,11 +59,22 @@ class MaskedPatch(nnx.Module):
             raise UserError(f"config.objective.target={target!r} needs 3 channels, not {model.channels}")
         else:
             outputs = CELLS[target] ** 2 * COLORS
-        self.metrics = ("patch_accuracy",) if target in CELLS else ()
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, model.dim)))
         self.head = linear_head(model.dim, outputs, 0.0, rngs)
 
-    def prepare(self, batch: dict[str, jax.Array], keys: jax.Array) -> dict[str, jax.Array]:
+    @classmethod
+    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MaskedPatch":
+        check_hides_patches(config, model)
+        values = config.objective
+        ratio = MASK_RATIO if values.mask_ratio is None else values.mask_ratio
+        return cls(model, ratio, values.target, rngs=rngs)
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """A share of right classes, where there are classes."""
+        return {"patch_accuracy": "share"} if self.target in CELLS else {}
+
+    def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """The batch with what is drawn for each image from its key, all int32.
 
         `corrupted` `[batch, corrupted]`, positions of patches; `source` `[batch, patches]`, the patch whose
@@ -79,25 +93,21 @@ class MaskedPatch(nnx.Module):
             "source": jnp.where(chosen, source, own).astype(jnp.int32),
         }
 
-    def __call__(
-        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
         """Loss of each image, the mean over its corrupted patches, and of classes the share that is right.
 
         Args:
           batch: `image` uint8 `[batch, height, width, 3]`, and what `prepare` drew.
         """
-        predicted, targets = self.predict(model, batch, rngs), self.targets(batch["image"])
+        predicted, targets = self.predict(model, batch, now.rngs), self.targets(batch["image"])
         targets = pick(targets, batch["corrupted"])
         if self.target == "pixels":
-            return jnp.square(predicted - targets).mean(axis=(1, 2)), {}
+            return Loss(jnp.square(predicted - targets).mean(axis=(1, 2)))
         losses = optax.softmax_cross_entropy_with_integer_labels(predicted, targets)
         right = predicted.argmax(-1) == targets
-        return losses.mean(axis=(1, 2)), {"patch_accuracy": right.mean(axis=(1, 2))}
+        return Loss(losses.mean(axis=(1, 2)), {"patch_accuracy": right.mean(axis=(1, 2))})
 
-    def predict(
-        self, model: nnx.Module, batch: dict[str, jax.Array], rngs: nnx.Rngs | None = None
-    ) -> jax.Array:
+    def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """For the corrupted patches logits `[batch, corrupted, cells, 512]`, or pixels of `targets`."""
         x = model.patches(batch["image"])
         source = batch["source"]
@@ -121,7 +131,7 @@ class MaskedPatch(nnx.Module):
         levels = jnp.minimum(sums * LEVELS // (255 * side**2), LEVELS - 1)
         return (levels @ jnp.array([LEVELS**2, LEVELS, 1])).reshape(len(images), -1, cells**2)
 
-    def pictures(self, model: nnx.Module, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The images with corrupted patches in grey, and with what is predicted in them, in [0, 255]."""
         predicted = self.predict(model, batch)
         if self.target == "pixels":

@@ -2,6 +2,28 @@
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models.image_model import TokenModel
+from vit_jax.training.objectives.objective import check_self_supervised
+
+
+def check_hides_patches(config: ConfigDict, model: nnx.Module) -> None:
+    """Raises UserError where no patches of this model can be hidden, or the config's values do not fit."""
+    check_self_supervised(config)
+    name = config.objective.name
+    if not isinstance(model, TokenModel) or not model.embeds_pixels:
+        raise UserError(
+            f"config.objective.name={name!r} hides patches of pixels; the model must be a ViT, not a "
+            "hybrid or a ResNet, whose features see beyond a patch"
+        )
+    if not model.pools_plainly:
+        raise UserError(
+            f"config.objective.name={name!r} trains nothing behind the encoder: it needs "
+            "model.pooling='cls' or 'gap', model.pre_logits=False and model.fc_norm=False"
+        )
 
 
 def patchify(images: jax.Array, patch: int) -> jax.Array:

@@ -1,0 +1,148 @@
+"""What an objective is: which pictures of an image it wants, what it computes of them, what it remembers."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.data.randaugment import resolve
+from vit_jax.data.views import View
+from vit_jax.errors import UserError
+from vit_jax.models.model_card import traced_multiply_adds
+
+Batch = dict[str, jax.Array]
+
+
+class Now(NamedTuple):
+    """What an objective is told besides the batch.
+
+    Attributes:
+      rngs: for dropout; None in evaluation.
+      memory: what the objective remembers, as it was after the last update.
+      update: number of this update, from 1; in evaluation that of the last one.
+    """
+
+    rngs: nnx.Rngs | None = None
+    memory: dict = {}
+    update: jax.Array | int = 0
+
+
+EVALUATION = Now()  # Without anything to remember.
+
+
+class Loss(NamedTuple):
+    """What an objective computes of a batch.
+
+    Attributes:
+      each: loss of each image, `[batch]`.
+      metrics: of each image, `[batch]`, by the names of `Objective.metrics`.
+      seen: what `Objective.remember` needs of each image, arrays `[batch, ...]`.
+    """
+
+    each: jax.Array
+    metrics: dict[str, jax.Array] = {}
+    seen: dict[str, jax.Array] = {}
+
+
+def in_format(value: float, format: str, digits: int = 2) -> str:
+    """A metric in words: a `share` of 1 in percent, of so many digits behind the point, or a `number`."""
+    return f"{value:.{digits}%}" if format == "share" else f"{value:.4g}"
+
+
+class Objective(nnx.Module):
+    """What a run trains for; this class asks for one picture, needs no labels, remembers nothing.
+
+    The parameters of an objective are what training needs beyond the model's, such as a decoder. They are
+    trained with the model's and kept with the run's state, and no model that is loaded from it has them.
+
+    Attributes:
+      labels: the objective needs labels, and its model a head.
+      metrics: what it reports besides the loss, with the format of each: `share`, of 1, or `number`.
+      pictures: None, or `(model, batch) -> (visible, predicted)`, which draws what is left of the images and
+        what is predicted, each `[batch, height, width, channels]` in [0, 255].
+    """
+
+    labels: ClassVar[bool] = False
+    metrics: ClassVar[dict[str, str]] = {}
+    pictures = None
+
+    @classmethod
+    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
+        """The config's objective for a model, which may be abstract, in a run of so many steps.
+
+        Raises:
+          UserError: it does not fit the model or the config's other values.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def views(config: ConfigDict) -> tuple[View, ...]:
+        """The pictures that it wants of an image; the first one is the batch's `image`."""
+        return (View(),)
+
+    @staticmethod
+    def judged(config: ConfigDict) -> str | None:
+        """Name of the memory that holds the parameters that are evaluated, and loaded as the run's model.
+
+        None: those that are trained.
+        """
+        return None
+
+    def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
+        """The batch with what is drawn at random for each image, from its key."""
+        return batch
+
+    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+        raise NotImplementedError
+
+    def first_memory(self, params: dict) -> dict[str, Any]:
+        """What it remembers before the first update, by name.
+
+        Args:
+          params: of the model. The objective's own are those of this module.
+        """
+        return {}
+
+    def remember(self, memory: dict, params: dict, seen: dict[str, jax.Array], update: jax.Array) -> dict:
+        """The memory after an update.
+
+        Args:
+          params: of the model after the update, as the objective's own are here.
+          seen: of the whole batch, from `Loss`.
+          update: its number, from 1; updates that were left out do not count.
+        """
+        return memory
+
+    def multiply_adds(self, model: nnx.Module) -> float:
+        """Those of an image's way to its loss. What has no backward pass counts a third.
+
+        Args:
+          model: it may be abstract, as may be this objective.
+        """
+        graphdef, weights = nnx.split((model, self))
+
+        def losses(weights, image, key):
+            model, objective = nnx.merge(graphdef, weights)
+            return objective(model, objective.prepare({"image": image}, key[None])).each
+
+        image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
+        return traced_multiply_adds(losses, weights, image, jax.random.key(0))
+
+
+def check_self_supervised(config: ConfigDict) -> None:
+    """Raises UserError for values that an objective without labels cannot use."""
+    name = config.objective.name
+    _, mixup = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)
+    for key, value in dict(mixup=mixup, cutmix=config.augment.cutmix, erasing=config.augment.erasing).items():
+        if value:
+            raise UserError(
+                f"config.augment.{key} is {value} and must be 0: config.objective.name={name!r} "
+                "predicts what is in whole images"
+            )
+    if config.finetune.train != "all" or config.optimizer.average:
+        raise UserError(
+            f"config.objective.name={name!r} trains all parameters and evaluates them as they are: "
+            "config.finetune.train='all' and config.optimizer.average=0"
+        )
