@@ -146,9 +146,9 @@ def divide(images: Path, folder: Path, shots: int) -> None:
 def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
     """Mean accuracy over the seeds, by our least squares."""
     from vit_jax.data.sources import data_set
-    from vit_jax.evaluation.fewshot import Task, open_data_set
+    from vit_jax.evaluation.fewshot import FewShotTask, open_data_set
 
-    task = Task("images", *open_data_set(data_set(f"folder:{data}")), (shots,), SEEDS)
+    task = FewShotTask("images", *open_data_set(data_set(f"folder:{data}")), (shots,), SEEDS)
     return task.accuracies(extractor, params)[0].mean
 
 

@@ -19,7 +19,8 @@ ALLOWED = {
     "formats": {"config", "data"},
     "recipes": {"config", "data"},
     "interop": {"models", "arguments"},
-    "evaluation": {"models", "data", "parallel", "config", "published"},
+    "evaluation": {"models", "data", "parallel", "config", "recipes", "published"},
+    "run_suites": {"data", "evaluation", "interop", "load", "parallel", "runs"},
     "training": {"models", "data", "parallel", "config"},
     "runs": {
         "formats",

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Subset
 from vit_jax.evaluation.features import extractor_of
-from vit_jax.evaluation.fewshot import Task
+from vit_jax.evaluation.fewshot import FewShotTask
 from vit_jax.evaluation.knn import knn_accuracy
 from vit_jax.evaluation.least_squares import fit
 from vit_jax.evaluation.probe import linear_probe
@@ -31,7 +31,7 @@ def evaluate(shape: list[int]) -> dict:
     mesh = make_mesh(dict(zip(("data", "fsdp", "tensor"), shape, strict=True)), devices)
     model = create_model("ViT-Ti/4", num_classes=10, image_size=16, dim=128, depth=1, hidden=256, heads=2)
     extractor, params = extractor_of(model, mesh, batch_size=50)
-    shots = Task("digits", TRAIN, TEST, (2, 20), (0,)).accuracies(extractor, params)
+    shots = FewShotTask("digits", TRAIN, TEST, (2, 20), (0,)).accuracies(extractor, params)
     train, test = extractor(params, TRAIN), extractor(params, TEST)
     (classifier,) = fit(FEATURES, train.labels[:, 0], 10, [1.0], mesh)
     return {

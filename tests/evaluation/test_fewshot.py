@@ -17,7 +17,7 @@ from vit_jax.data.sources.in_memory import InMemory
 from vit_jax.errors import UserError
 from vit_jax.evaluation import fewshot
 from vit_jax.evaluation.features import extractor_of, transfer_crop
-from vit_jax.evaluation.fewshot import Accuracy, Task, best_penalty, choose, few_shot
+from vit_jax.evaluation.fewshot import Accuracy, FewShotTask, best_penalty, choose, few_shot
 from vit_jax.load import load_model
 from vit_jax.models import create_model
 from vit_jax.parallel.mesh import make_mesh
@@ -163,7 +163,7 @@ def test_image_with_several_labels_is_named():
 
     source = Several("", DIGITS[0].images, DIGITS[0].labels, DIGITS[0].class_names, max_labels=2)
     with pytest.raises(UserError, match="^digits: image 7 has 2 labels"):
-        Task("digits", source, DIGITS[1])
+        FewShotTask("digits", source, DIGITS[1])
 
 
 def test_penalty_is_the_best_on_average_over_data_sets():
@@ -255,7 +255,7 @@ def test_training_run_writes_the_accuracies_of_its_parameters(run):
 
 
 def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):
-    task = Task("digits", *DIGITS, shots=(1,), seeds=(0,))
+    task = FewShotTask("digits", *DIGITS, shots=(1,), seeds=(0,))
     extractor, params = extractor_of(model, MESH, batch_size=200)
     moments = 1 + 2 + 1  # Batches of training images, of test images, and a fit.
     for allowed in range(moments + 1):

@@ -6,7 +6,8 @@ import pytest
 
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.errors import UserError
-from vit_jax.evaluation.results import Results, Row, draw
+from vit_jax.evaluation.results import Results, draw
+from vit_jax.evaluation.suite import Row
 
 NAMES = [task.name for task in TASKS.values()]
 H14 = 3  # The first of the paper's columns.

@@ -33,8 +33,6 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setattr(evaluate.command, "use_compilation_cache", lambda: None)
 
     def run(*arguments: str) -> dict[str, dict]:
-        for cached in (evaluate.opened, evaluate.load, evaluate.mesh, evaluate.frozen_network):
-            cached.cache_clear()
         with flagsaver.flagsaver():
             evaluate.main(flags.FLAGS(["evaluate", f"--out={tmp_path / 'out'}", *arguments])[1:])
         rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]

@@ -77,7 +77,7 @@ class Accuracy(NamedTuple):
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else 0.0
 
 
-class Task:
+class FewShotTask:
     """A data set with its training images chosen, of which only these are ever read.
 
     Args:
@@ -154,7 +154,7 @@ class Task:
         return train.values[rows], train.labels[rows].max(axis=1)
 
 
-def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = print) -> list[Task]:
+def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = print) -> list[FewShotTask]:
     """The data sets of `config.fewshot`, their training images chosen.
 
     Args:
@@ -170,7 +170,7 @@ def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = pr
             sources = open_data_set(described, config.data.image_size, say)
         except UserError as error:
             raise UserError(f"config.fewshot.sets: cannot open {text}: {error}") from error
-        task = Task(described.name, *sources, values.shots, values.seeds, say)
+        task = FewShotTask(described.name, *sources, values.shots, values.seeds, say)
         if peers.count > 1:
             peers.agree(f"the few-shot data set {text}", task.fingerprint())
         tasks.append(task)
@@ -189,7 +189,7 @@ class FewShot:
     def __init__(
         self,
         config: ConfigDict,
-        tasks: Sequence[Task],
+        tasks: Sequence[FewShotTask],
         graphdef: nnx.GraphDef,
         shardings: dict,
         mesh: Mesh,
@@ -257,17 +257,17 @@ def few_shot(
     threads: int | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Accuracy]:
-    """Few-shot accuracies of a loaded model; for several data sets use `Task` and one `Extractor`.
+    """Few-shot accuracies of a loaded model; for several data sets use `FewShotTask` and one `Extractor`.
 
     Args:
       model: of `load_model`; its head is not used, its pre-logits layer is.
       mesh: all devices, by default.
 
     Raises:
-      UserError: as `Task`; the model's images are not square.
+      UserError: as `FewShotTask`; the model's images are not square.
     """
     mesh = mesh or make_mesh(dict(data=None, fsdp=1, tensor=1))
-    task = Task(name, train, test, shots, seeds, say)
+    task = FewShotTask(name, train, test, shots, seeds, say)
     options = dict(batch_size=batch_size, workers=workers, threads=threads, say=say)
     extractor, params = extractor_of(model, mesh, **options)
     return task.accuracies(extractor, params, penalties, say=say)

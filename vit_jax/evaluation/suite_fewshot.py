@@ -1,0 +1,152 @@
+"""The suite `fewshot`: least squares on frozen features of a few images of each class."""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+from vit_jax.data.sources import DataSet, data_set
+from vit_jax.errors import UserError
+from vit_jax.evaluation.fewshot import (
+    DATA_SETS,
+    PENALTY,
+    SEEDS,
+    SHOTS,
+    FewShotTask,
+    TooFewImages,
+    cut_in_two,
+    open_data_set,
+)
+from vit_jax.evaluation.suite import (
+    DATA_DIR,
+    Impossible,
+    Measurement,
+    Option,
+    Options,
+    Row,
+    Stopped,
+    Subject,
+    Suite,
+    in_data_dir,
+    whole_numbers_option,
+)
+
+
+def parse_sets(texts: Sequence[str]) -> list[DataSet]:
+    """Data sets of their descriptions, whose names must differ, since rows are by them."""
+    described = [data_set(text) for text in texts]
+    if len({one.name for one in described}) < len(described):
+        names = ", ".join(one.name for one in described)
+        raise UserError(f"rows are by the sets' names, which must differ: {names}")
+    return described
+
+
+SETS = Option(
+    (),
+    "Of fewshot and probe: tfds:cifar100, folder:/data/pets, digits:; by default big_vision's nine.",
+    parse_sets,
+    repeated=True,
+)
+
+
+def chosen_sets(subject: Subject, options: Options) -> list[DataSet]:
+    """The data sets of `--set`, or the usual ones, with the folders and splits where their images are."""
+    return [
+        described._replace(path=in_data_dir(described.path, options["data_dir"]))
+        if described.kind == "tfds"
+        else cut_in_two(described, subject.say)
+        for described in options["set"] or DATA_SETS
+    ]
+
+
+def split_note(described: DataSet) -> str:
+    """Says which images train and test, where these are not splits of their own."""
+    train, test = described.train_split, described.test_split
+    return f"; {train} to train, {test} to test" if train.startswith("all") else ""
+
+
+def name_of_shots(name: str, shots: int) -> str:
+    """The name of a data set's row."""
+    return f"{name}, {shots} shot{'s' if shots > 1 else ''}"
+
+
+def shots_of(name: str) -> int:
+    """The number of shots in a row's name."""
+    return int(name.rsplit(", ", 1)[1].split()[0])
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """One look at each data set, for all shots."""
+    seeds, penalty = options["seeds"], options["penalty"]
+
+    def open_task(described: DataSet, names: Sequence[str]) -> FewShotTask:
+        sources = open_data_set(described, options["image_size"], say=subject.say)
+        shots = [shots_of(name) for name in names]
+        try:
+            return FewShotTask(described.name, *sources, shots, seeds, subject.say)
+        except TooFewImages as error:
+            impossible = [name for name in names if shots_of(name) > error.most]
+            raise Impossible(
+                f"class {error.class_name!r} has {error.most} training images", impossible
+            ) from error
+
+    def measure(described: DataSet, subject: Subject, task: FewShotTask) -> list[Row]:
+        extractor = subject.extractor()
+        accuracies = task.accuracies(extractor, subject.params, (penalty,), subject.go_on, subject.say)
+        if accuracies is None:
+            raise Stopped
+        note = f"seeds {', '.join(map(str, seeds))}; penalty {penalty:g}{split_note(described)}"
+        return [
+            Row(
+                "fewshot",
+                name_of_shots(described.name, one.shots),
+                one.mean,
+                one.deviation if len(seeds) > 1 else None,
+                len(task.test),
+                note,
+            )
+            for one in accuracies
+        ]
+
+    return [
+        Measurement(
+            tuple(name_of_shots(described.name, count) for count in options["shots"]),
+            functools.partial(open_task, described),
+            functools.partial(measure, described),
+            FewShotTask.fingerprint,
+        )
+        for described in chosen_sets(subject, options)
+    ]
+
+
+def draw(axes, rows: Sequence[Row], printed: Mapping) -> None:
+    """Accuracy and its deviation over shots, a line for each data set."""
+    lines = {}
+    for row in rows:
+        point = shots_of(row.name), 100 * row.accuracy, 100 * (row.deviation or 0)
+        lines.setdefault(row.name.rsplit(", ", 1)[0], []).append(point)
+    for name, points in sorted(lines.items()):
+        axes.errorbar(*zip(*sorted(points), strict=True), fmt="o-", capsize=3, label=name)
+    ticks = sorted({shots for points in lines.values() for shots, _, _ in points})
+    axes.set(xscale="log", xlabel="training images of each class", ylabel="accuracy, %")
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize="small")
+
+
+SUITE = Suite(
+    name="fewshot",
+    title="Few-shot linear evaluation of the frozen network",
+    needs="data sets of --set, folders too; by default big_vision's nine of TFDS",
+    measurements=measurements,
+    options={
+        "set": SETS,
+        "shots": whole_numbers_option(SHOTS, "Training images of each class.", 1),
+        "seeds": whole_numbers_option(SEEDS, "Of the choice of few-shot images.", 0),
+        "penalty": Option(PENALTY, "Penalty of least squares.", float),
+        "data_dir": DATA_DIR,
+    },
+    settings=lambda subject, options: {"seeds": options["seeds"], "crop": str(subject.transfer_crop)},
+    draw=draw,
+    spoken="few-shot accuracy on",
+    short=lambda name: re.sub(", (.*) shots?$", r"/\1", name),
+)

@@ -1,0 +1,145 @@
+"""The suite `imagenet`: ImageNet's validation images, ReaL's labels of them, ImageNet-v2 and ObjectNet."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+from vit_jax.data.preprocess import TestCrop, sides
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.errors import UserError
+from vit_jax.evaluation import imagenet as sets
+from vit_jax.evaluation.features import Features, first_five
+from vit_jax.evaluation.suite import (
+    DATA_DIR,
+    Measurement,
+    Option,
+    Options,
+    Row,
+    Subject,
+    Suite,
+    in_data_dir,
+    text_option,
+)
+
+
+def parse_pixels(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError("give a whole number, 1 or above")
+    return int(text)
+
+
+def crop_of(subject: Subject, options: Options) -> TestCrop:
+    """What the model sees of an image of ImageNet: what --test_resize says, else what the checkpoint does."""
+    if options["test_resize"] is None:
+        return subject.test_crop
+    return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """One look at each set of images; with ReaL's labels the validation images have three rows."""
+
+    def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
+        """The five likeliest classes of each image."""
+        return subject.see(source, first_five, crop)
+
+    def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
+        """Top-1, and top-5 if there are two names."""
+        scored = sets.accuracy(predictions, labels)
+        return [
+            Row("imagenet", name, scored[kind], None, scored["images"], str(crop))
+            for name, kind in zip(names, ("top1", "top5"), strict=False)
+        ]
+
+    def read_real() -> list:
+        if not options["real"]:
+            raise UserError(f"give --real=real.json, from {sets.REAL_URL}")
+        return sets.read_real(options["real"])
+
+    def validation(names: Sequence[str], real: list | None = None) -> Source:
+        if options["imagenet"]:
+            return sets.open_imagenet("folder", options["imagenet"], "all", real)
+        return sets.open_imagenet(
+            "tfds", in_data_dir("imagenet2012", options["data_dir"]), "validation", real
+        )
+
+    def of_validation(subject: Subject, source: Source) -> list[Row]:
+        """The first label is ImageNet's own, the others are ReaL's."""
+        seen = predict(subject, source, crop)
+        reals = rows(["ReaL"], seen.values, seen.labels[:, 1:], crop) if real else []
+        return rows(OWN, seen.values, seen.labels[:, :1], crop) + reals
+
+    def v2(names: Sequence[str]) -> Source:
+        source = open_source("tfds", "test", path=in_data_dir(sets.IMAGENET_V2, options["data_dir"]))
+        sets.check_classes(source.class_names, sets.IMAGENET_V2)
+        return source
+
+    def objectnet(names: Sequence[str]) -> Source:
+        if not options["objectnet"]:
+            raise UserError(f"give --objectnet=objectnet-1.0, from {sets.OBJECTNET_URL}")
+        return sets.open_objectnet(options["objectnet"])
+
+    def other(name: str, open_set: Callable[[Sequence[str]], Source], crop: TestCrop) -> Measurement:
+        def measure(subject: Subject, source: Source) -> list[Row]:
+            seen = predict(subject, source, crop)
+            return rows(names, seen.values, seen.labels, crop)
+
+        names = (name, f"{name}, top-5")
+        return Measurement(names, checked(open_set), measure, fingerprint)
+
+    def refuse(error: UserError, names: Sequence[str]) -> None:
+        raise error
+
+    def checked(open_set: Callable[[Sequence[str]], Source]) -> Callable[[Sequence[str]], Source]:
+        """Sees first whether the model predicts ImageNet's classes."""
+
+        def opened(names: Sequence[str]) -> Source:
+            sets.check_head(subject.num_classes, subject.name)
+            return open_set(names)
+
+        return opened
+
+    crop = crop_of(subject, options)
+    central = sets.objectnet_crop(sides(crop.size)[0])
+    central = dataclasses.replace(crop, kind=central.kind, resize=central.resize)
+    try:
+        real = read_real()
+    except UserError as error:
+        real = None
+        own = [
+            Measurement(OWN, checked(validation), of_validation, fingerprint),
+            Measurement(("ReaL",), functools.partial(refuse, error), lambda subject, opened: []),
+        ]
+    else:
+        relabelled = checked(functools.partial(validation, real=real))
+        own = [Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint)]
+    return [*own, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
+
+
+OWN = ("ImageNet", "ImageNet, top-5")
+
+SUITE = Suite(
+    name="imagenet",
+    title="ImageNet and its other test sets, top-1",
+    needs="a model with ImageNet's 1,000 classes; the validation images by --imagenet or TFDS, ReaL's labels "
+    "(--real), ImageNet-v2 by TFDS, ObjectNet (--objectnet)",
+    measurements=measurements,
+    options={
+        "imagenet": text_option("A folder of validation images by synset, instead of TFDS's."),
+        "real": text_option("ReaL's real.json."),
+        "objectnet": text_option("The unpacked objectnet-1.0."),
+        "test_resize": Option(
+            None,
+            "ImageNet's short side before the central crop; by default the checkpoint's crop, or the whole "
+            "image.",
+            parse_pixels,
+        ),
+        "data_dir": DATA_DIR,
+    },
+    settings=lambda subject, options: {
+        "test_resize": options["test_resize"],
+        "crop": str(crop_of(subject, options)),
+    },
+    published=("table2", "objectnet"),
+)

@@ -1,0 +1,113 @@
+"""The suite `vtab`: fine-tuning on the 19 tasks of VTAB-1k, as configs/finetune.py does it."""
+
+import ast
+import contextlib
+import functools
+from collections.abc import Collection, Mapping, Sequence
+
+from vit_jax.config import OPERATIONAL, base_config, check, leaves
+from vit_jax.data.sources.vtab import GROUPS, TASKS
+from vit_jax.errors import UserError, nearest
+from vit_jax.evaluation.suite import (
+    DATA_DIR,
+    Measurement,
+    Option,
+    Options,
+    Row,
+    Stopped,
+    Subject,
+    Suite,
+    mean,
+)
+from vit_jax.recipes import finetune
+
+
+def set_value(config, text: str) -> None:
+    """Sets `batch_size=128` in a config."""
+    key, _, value = text.partition("=")
+    with contextlib.suppress(ValueError, SyntaxError):  # A word, such as float32.
+        value = ast.literal_eval(value)
+    try:
+        config.update_from_flattened_dict({key: value})
+    except KeyError as error:
+        known = dict(leaves(config))
+        raise UserError(f"--value={text}: unknown config key {key!r}; {nearest(key, known)}") from error
+    except TypeError as error:
+        raise UserError(f"--value={text}: {error}") from error
+
+
+def parse_values(texts: Sequence[str]) -> list[str]:
+    """Values of a config, which must be such."""
+    for text in texts:
+        set_value(base_config(), text)
+    return list(texts)
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """A run on each task, in this process: it has the devices."""
+
+    def measure(key: str, name: str, subject: Subject, opened: None) -> list[Row]:
+        config = finetune(f"vtab/{key}", size=options["image_size"] or 384)
+        config.finetune.checkpoint = subject.name
+        config.data.path = f"{key}:{options['data_dir']}" if options["data_dir"] else key
+        for value in options["value"]:
+            set_value(config, value)
+        check(config)
+        figures = subject.finetune(config, f"vtab/{key}")
+        if not figures:  # A signal stopped it, and it was saved.
+            raise Stopped
+        return [Row("vtab", name, figures["accuracy"], None, int(figures["images"]))]
+
+    return [
+        Measurement((task.name,), lambda names: None, functools.partial(measure, key, task.name))
+        for key, task in TASKS.items()
+    ]
+
+
+def groups(there: Collection[str]) -> dict[str, list[str]]:
+    """The tasks that are there, of all and of each group; the key says how many lack."""
+    all_groups = {"VTAB-19": [task.name for task in TASKS.values()]}
+    all_groups |= {group: [task.name for task in TASKS.values() if task.group == group] for group in GROUPS}
+    present = {}
+    for group, tasks in all_groups.items():
+        if names := [name for name in tasks if name in there]:
+            lack = f", {len(names)} of {len(tasks)} tasks" if len(names) < len(tasks) else ""
+            present[group + lack] = names
+    return present
+
+
+def draw(axes, rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> None:
+    """Bars of each group as in the paper's figure 2, side by side for each model: means over our tasks."""
+    figures = {"ours": {row.name: 100 * row.accuracy for row in rows}} | printed
+    by_group = groups(figures["ours"])
+    width = 0.84 / len(figures)
+    for place, (model, values) in enumerate(figures.items()):
+        lefts = [x + place * width for x in range(len(by_group))]
+        heights = [mean(values, tasks) for tasks in by_group.values()]
+        bars = axes.bar(lefts, heights, width, label=model, align="edge")
+        axes.bar_label(bars, fmt="%.1f", fontsize=6)
+    axes.set_xticks([x + 0.42 for x in range(len(by_group))], [name.replace(", ", "\n") for name in by_group])
+    axes.set(ylabel="top-1, %", ylim=(0, 100))
+    axes.legend(frameon=False, fontsize="small", ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+
+
+SUITE = Suite(
+    name="vtab",
+    title="VTAB-1k, top-1 after fine-tuning on 1,000 images",
+    needs="the 19 tasks' data sets, prepared by TFDS",
+    measurements=measurements,
+    options={
+        "value": Option(
+            (), "Of the config of VTAB's runs, such as batch_size=128.", parse_values, repeated=True
+        ),
+        "data_dir": DATA_DIR,
+    },
+    # What the figures depend on, besides the data.
+    settings=lambda subject, options: {
+        "value": sorted(value for value in options["value"] if value.partition("=")[0] not in OPERATIONAL)
+    },
+    published=("table9",),
+    means=groups,
+    draw=draw,
+    in_training=False,
+)

@@ -1,0 +1,147 @@
+"""Suites on a checkpoint: opens it as `load_model` does, and keeps each figure as soon as it is there."""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.errors import UserError, nearest
+from vit_jax.evaluation.features import transfer_crop
+from vit_jax.evaluation.results import Results
+from vit_jax.evaluation.suite import Impossible, Measurement, Row, Stopped, Subject, Suite
+from vit_jax.evaluation.suites import SUITES
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.load import build_model
+from vit_jax.parallel.mesh import make_mesh, place
+from vit_jax.parallel.sharding import parameter_shardings
+from vit_jax.runs.loop import train
+from vit_jax.runs.workdir import absolute, checkpoint_crop, open_any
+
+
+def run_suites(
+    checkpoint: str | Path,
+    names: list[str],
+    out: str | Path,
+    *,
+    options: Mapping[str, Any] | None = None,
+    image_size: int | None = None,
+    batch_size: int = 128,
+    workers: int | None = None,
+    say: Callable[[str], None] = print,
+) -> Results:
+    """Evaluates a checkpoint by suites; those figures that are in `out` are not found again.
+
+    Args:
+      checkpoint: what `load_model` takes.
+      names: of suites, or `all`.
+      out: a folder for `results.json`, `results.md` and `results.png`.
+      options: values of the suites' options by name. A data set that is missing is a row that says how to
+        get it.
+      image_size: pixels, if not the checkpoint's (VTAB's are 384).
+      batch_size: images at once, of all devices.
+      workers: processes that decode images, if not chosen by cores and images.
+
+    Raises:
+      UserError: there is no such checkpoint or suite; `out` has other results.
+    """
+    chosen = chosen_suites(names)
+    hub = str(checkpoint).startswith("hf://")
+    name = str(checkpoint) if hub else str(absolute(checkpoint))  # Relative paths mean others elsewhere.
+    opened = open_any(checkpoint, image_size)
+    described = opened.describe()
+    say(described)
+    results = Results(Path(out), name, described.split(": ")[0])
+
+    def load():
+        changes = {"image_size": image_size} if image_size else {}
+        graphdef, params = nnx.split(build_model(opened, say=lambda line: None, **changes))
+        params = nnx.to_pure_dict(params)
+        shardings = parameter_shardings(mesh, params)
+        return graphdef, jax.tree.map(place, params, shardings), shardings
+
+    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+    subject = Subject(
+        str(checkpoint),
+        mesh,
+        load,
+        functools.partial(frozen_crop, opened, image_size),
+        functools.partial(predicted_crop, opened, image_size),
+        say=say,
+        finetune=lambda config, folder: train(config, (results.folder / folder).absolute()),
+        batch_size=batch_size,
+        workers=workers,
+    )
+    given = {"image_size": image_size} | dict(options or {})
+    values = {suite.name: {"image_size": None} | suite.defaults() | given for suite in chosen}
+    for suite in chosen:
+        settings = {"image_size": image_size} | suite.settings(subject, values[suite.name])
+        results.begin(suite.name, settings)
+    for suite in chosen:
+        for measurement in suite.measurements(subject, values[suite.name]):
+            attempt(results, suite, measurement, subject)
+    return results
+
+
+def chosen_suites(names: list[str]) -> list[Suite]:
+    """The suites of these names, in the order in which they are shown.
+
+    Raises:
+      UserError: there is none of a name.
+    """
+    for name in names:
+        if name not in (*SUITES, "all"):
+            raise UserError(f"unknown suite {name!r}; {nearest(name, [*SUITES, 'all'])}")
+    return [suite for name, suite in SUITES.items() if name in names or "all" in names]
+
+
+def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
+    """Puts the rows that are not there yet; what cannot be had is a row that says why."""
+    wanted = [name for name in measurement.names if not results.has(suite.name, name)]
+    if not wanted:
+        return
+    subject.say(f"== {suite.name}: {wanted[0]}")
+    notes = []
+    try:
+        try:
+            opened = measurement.open(wanted)
+        except Impossible as error:
+            notes = [Row(suite.name, name, note=str(error)) for name in error.names]
+            wanted = [name for name in wanted if name not in error.names]
+            opened = measurement.open(wanted) if wanted else None
+        rows = [*measurement.measure(subject, opened)] if wanted else []
+    except UserError as error:
+        rows = [Row(suite.name, name, note=str(error)) for name in wanted]
+    except Stopped:
+        raise SystemExit from None
+    results.put(*rows, *notes)
+    for row in (*rows, *notes):
+        subject.say(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}")
+
+
+def square_size(opened, image_size: int | None) -> int:
+    """Pixels of the images that the suites show the model.
+
+    Raises:
+      UserError: it takes no square ones.
+    """
+    return transfer_crop(image_size or opened.arguments["image_size"]).size
+
+
+def predicted_crop(opened, image_size: int | None) -> TestCrop:
+    """What a checkpoint's files say that its model should see; the whole image, where they say nothing."""
+    whole = Preprocessing("square", 1, "bilinear")
+    return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
+
+
+def frozen_crop(opened, image_size: int | None) -> TestCrop:
+    """What the frozen network sees: what its library's files say. Of a run, and of a file that says nothing,
+    it is the few-shot protocol's crop, which is that of evaluations in training."""
+    size = square_size(opened, image_size)
+    own = checkpoint_crop(opened, size)
+    if opened.mapped and opened.preprocessing:
+        return own
+    return transfer_crop(size, mode=own.mode, interpolation=own.interpolation, background=own.background)
