@@ -1,7 +1,7 @@
 """Defects in photographs of solar cells: elpv-dataset of PyPI, as `experiments/elpv.py` lays it out.
 
     pip install -e ".[examples]"
-    python experiments/elpv.py --out=DIR
+    python -m vit_jax.experiment elpv --out=DIR
 
 lays out the photographs, trains this with three seeds and reports it. It is a small hybrid ViT from random
 parameters. `configs/finetune_elpv.py:checkpoint=ViT-B_16.npz,size=224` fine-tunes any checkpoint that

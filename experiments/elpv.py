@@ -1,10 +1,9 @@
-"""Defective solar cells, from photographs: python experiments/elpv.py --out=DIR
+"""Defective solar cells, from photographs: python -m vit_jax.experiment elpv --out=DIR
 
 Lays out the 2,624 photographs of elpv-dataset (pip install -e ".[examples]") as
 DIR/images/{train,test}/{defective,functional}, trains configs/finetune_elpv.py on them once for each seed,
 and reports accuracy and confusion matrices on the test images, beside two baselines: logistic regression on
-the pixels, and the likelier class for all. Writes results.md, results.json and results.png into DIR. The
-same command again goes on where it was stopped.
+the pixels, and the likelier class for all.
 
 A cell counts as defective from a labelled probability of 0.5. A quarter of the cells of each type (mono,
 poly) and each probability are for testing, chosen by a fixed seed.
@@ -13,7 +12,6 @@ The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
 """
 
 import importlib.util
-import json
 import os
 import shutil
 import statistics
@@ -27,7 +25,6 @@ import numpy as np
 from flax import nnx
 
 import vit_jax
-from vit_jax import command
 from vit_jax.config import from_json
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
@@ -35,10 +32,9 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs.evaluator import test_crop
-from vit_jax.runs.jobs import Job, figures_of
+from vit_jax.runs.study import Experiment, Study
 from vit_jax.runs.workdir import CONFIG
 
-RECIPE = Path(__file__).parents[1] / "configs" / "finetune_elpv.py"
 CLASSES = ("defective", "functional")  # As the folders of the images are numbered.
 PIXELS = 32  # Width of the images that logistic regression sees.
 
@@ -51,28 +47,36 @@ class Cell(NamedTuple):
     kind: str  # mono or poly.
 
 
-def report(out: Path, seeds: Sequence[int], size: int, checkpoint: str | None) -> None:
-    """All of it, as far as it is not there yet.
-
-    Raises:
-      UserError: the package is not installed; a run failed.
-    """
-    images = out / "images"
+def finetuned(study: Study):
+    """A run for each seed, on the photographs laid out in folders."""
+    images, options = study.out / "images", study.options
     if not images.exists():
+        study.out.mkdir(parents=True, exist_ok=True)
         lay_out(read_cells(), images)
-    values = f"size={size},checkpoint={checkpoint}" if checkpoint else f"size={size}"
-    flags = (f"--config={RECIPE}:{values}", f"--config.data.path={images}")
-    jobs = {seed: Job(out / f"seed{seed}", (*flags, f"--config.seed={seed}")) for seed in seeds}
-    figures_of(jobs)
+    checkpoint = f",checkpoint={options['checkpoint']}" if options["checkpoint"] else ""
+    config = f"finetune_elpv:size={options['size']}{checkpoint}"
+    return {s: study.job(f"seed{s}", config, data__path=images, seed=s) for s in options["seeds"]}
 
-    matrices = {}
-    for job in jobs.values():
+
+def read(study: Study) -> dict:
+    """Accuracy and confusion matrix of each run and baseline."""
+    images, matrices = study.out / "images", {}
+    for job in study.jobs.values():
         predicted, truth = predictions(job.workdir, images)
         matrices[f"ViT, {job.name}"] = confusion(truth, predicted)
     predicted, truth = logistic_regression(images)
     matrices["logistic regression"] = confusion(truth, predicted)
     matrices["the likelier class"] = confusion(truth, np.full_like(truth, np.bincount(truth).argmax()))
-    write(out, matrices)
+    results = {
+        name: {"accuracy": accuracy(matrix), "confusion": matrix.tolist()}
+        for name, matrix in matrices.items()
+    }
+    return {"classes": CLASSES, "results": results}
+
+
+def matrices_of(figures: dict) -> dict[str, np.ndarray]:
+    """The confusion matrices among the figures."""
+    return {name: np.array(result["confusion"]) for name, result in figures["results"].items()}
 
 
 def read_cells() -> list[Cell]:
@@ -179,20 +183,7 @@ def table(matrices: Mapping[str, np.ndarray]) -> str:
     return "\n".join(lines)
 
 
-def write(out: Path, matrices: Mapping[str, np.ndarray]) -> None:
-    """The table, printed and as results.md, results.json and results.png."""
-    text = table(matrices)
-    (out / "results.md").write_text(text + "\n")
-    figures = {
-        name: {"accuracy": accuracy(matrix), "confusion": matrix.tolist()}
-        for name, matrix in matrices.items()
-    }
-    (out / "results.json").write_text(json.dumps({"classes": CLASSES, "results": figures}, indent=2) + "\n")
-    draw(out / "results.png", matrices)
-    print(f"\n{text}\n\n{out / 'results.md'}, results.json, results.png")
-
-
-def draw(path: Path, matrices: Mapping[str, np.ndarray]) -> None:
+def draw(matrices: Mapping[str, np.ndarray]):
     """The confusion matrices of the ViT, its seeds added up, and of logistic regression."""
     from matplotlib.figure import Figure
 
@@ -211,13 +202,19 @@ def draw(path: Path, matrices: Mapping[str, np.ndarray]) -> None:
         axes.set(title=f"{name}: {accuracy(matrix):.1%}", xlabel="predicted", ylabel="labelled")
         axes.set_xticks(range(len(CLASSES)), CLASSES)
         axes.set_yticks(range(len(CLASSES)), CLASSES, rotation=90, va="center")
-    figure.savefig(path, dpi=110)
+    return figure
 
 
-if __name__ == "__main__":
-    command.run_experiment(
-        report,
+EXPERIMENT = Experiment(
+    claim="A small ViT tells defective solar cells from others by their photographs.",
+    stages=(finetuned,),
+    read=read,
+    table=lambda figures: table(matrices_of(figures)),
+    draw=lambda study, figures: {"results": draw(matrices_of(figures))},
+    options=dict(
         seeds=dict(type=int, nargs="+", default=[0, 1, 2]),
         size=dict(type=int, default=96, help="pixels that the model sees"),
         checkpoint=dict(help="what load_model takes, to be fine-tuned"),
-    )
+    ),
+    needs='pip install -e ".[examples]"; 17 processor minutes a seed',
+)

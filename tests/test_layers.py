@@ -24,6 +24,7 @@ ALLOWED = {
     "training": {"models", "data", "parallel", "config"},
     "runs": {
         "formats",
+        "published",
         "models",
         "data",
         "parallel",

@@ -1,6 +1,5 @@
 """How every command starts and how it fails: a user's mistake is one line and exit code 2."""
 
-import argparse
 import contextlib
 import hashlib
 import importlib.metadata
@@ -29,29 +28,13 @@ def run(main: Callable[[list[str]], None]) -> None:
     if {"--help", "-h"} & {*sys.argv[1:]}:
         print(f"{sys.modules['__main__'].__doc__.strip()}\n{flags.FLAGS.main_module_help()}")
         return
-    with _mistakes():
+    with mistakes():
         main(parse_flags())
 
 
-def run_experiment(report: Callable[..., None], **options: dict) -> None:
-    """Calls `report` with the folder `out` and with what else a script's flags say; it fails as `run` does.
-
-    Args:
-      options: by the flag's name, what `add_argument` takes.
-    """
-    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__.splitlines()[0])
-    kept = "folder for all of it; finished runs are kept"
-    parser.add_argument("--out", type=lambda path: Path(path).absolute(), required=True, help=kept)
-    for name, values in options.items():
-        parser.add_argument(f"--{name}", **values)
-    given = vars(parser.parse_args())
-    use_compilation_cache()
-    with _mistakes():
-        report(**given)
-
-
 @contextlib.contextmanager
-def _mistakes():
+def mistakes():
+    """Makes a user's mistake one line and exit code 2."""
     try:
         yield
     except Exception as error:

@@ -2,6 +2,8 @@
 
 import json
 
+from vit_jax.runs.study import Study, write
+
 
 def test_report_has_the_best_rates_and_mean_and_deviation_over_seeds(script, tmp_path, capsys):
     digits = script("transfer_digits")
@@ -11,7 +13,9 @@ def test_report_has_the_best_rates_and_mean_and_deviation_over_seeds(script, tmp
     }
     tests = {"pre-trained": {0: 0.9, 1: 0.8, 2: 1.0}, "random": {0: 0.5, 1: 0.5, 2: 0.5}}
     frozen = {start: {shots: [0.25, 0.35, 0.45] for shots in digits.SHOTS} for start in tests}
-    digits.write(tmp_path, held_out, tests, {"pre-trained": 4.0, "random": 0.25}, frozen)
+    penalties = {"pre-trained": 4.0, "random": 0.25}
+    figures = dict(held_out=held_out, tests=tests, penalties=penalties, frozen=frozen)
+    write(digits.EXPERIMENT, Study(tmp_path, {}), figures)
     lines = (tmp_path / "results.md").read_text().splitlines()
     assert "learning rates 0.003, 0.01 " in lines[2]
     assert lines[2].endswith("| 90.00 ± 10.00 | 50.00 ± 0.00 |")

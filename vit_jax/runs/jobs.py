@@ -1,4 +1,4 @@
-"""Training runs as processes of their own, in sequence: finished ones are kept, a failure is a line."""
+"""Runs training jobs as processes of their own, in sequence: finished ones are kept, a failure is a line."""
 
 import json
 import subprocess
@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_jax.errors import UserError
 from vit_jax.progress import duration
 from vit_jax.runs.workdir import MANIFEST, METRICS
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 class Job(NamedTuple):
@@ -21,12 +22,12 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The run's name: that of its folder."""
         return self.workdir.name
 
     @property
     def failed(self) -> Path:
-        """Says why it failed, beside the workdir, where it did."""
+        """The file beside the workdir that says why the run failed, if it did."""
         return self.workdir.with_name(f"{self.name}.failed")
 
 
@@ -40,6 +41,19 @@ class Outcome(NamedTuple):
     def pending(self) -> bool:
         """It has neither finished nor failed."""
         return self.figures is None and not self.failure
+
+
+def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
+    """A run of a config with some of its values changed.
+
+    Args:
+      config: a file, or the name of one in configs/, with its argument: `finetune:cifar10`.
+      values: by their dotted keys.
+    """
+    name, colon, argument = config.partition(":")
+    file = name if name.endswith(".py") else str(CONFIGS / f"{name}.py")
+    changed = (f"--config.{key}={value}" for key, value in values.items())
+    return Job(workdir, (f"--config={file}{colon}{argument}", *changed))
 
 
 def outcome(job: Job) -> Outcome:
@@ -71,25 +85,6 @@ def run_jobs(jobs: Sequence[Job], say: Callable[[str], None] = print) -> None:
         if failure := _run(job):
             job.failed.write_text(failure + "\n")
             say(f"== {job.name} failed: {failure}")
-
-
-def figures_of(jobs: Mapping[Any, Job]) -> dict[Any, dict[str, float]]:
-    """Figures of runs by anything; those that are not finished are run.
-
-    Raises:
-      UserError: one failed.
-    """
-    run_jobs(list(jobs.values()))
-    outcomes = {key: outcome(job) for key, job in jobs.items()}
-    for key, job in jobs.items():
-        if outcomes[key].figures is None:
-            raise UserError(f"{job.workdir}: {outcomes[key].failure}")
-    return {key: result.figures for key, result in outcomes.items()}
-
-
-def accuracies_of(jobs: Mapping[Any, Job]) -> dict[Any, float]:
-    """Test accuracies of classifiers' runs, as `figures_of`."""
-    return {key: figures["accuracy"] for key, figures in figures_of(jobs).items()}
 
 
 def _run(job: Job) -> str:
