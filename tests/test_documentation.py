@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vit_jax import command
+from vit_jax import command, experiment
 from vit_jax.config import check
 
 ROOT = Path(__file__).parents[1]
@@ -70,13 +70,18 @@ def test_configs_of_commands_are_valid(line, monkeypatch):
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_and_their_flags_exist(line):
     words = shlex.split(line, comments=True)
-    source = (ROOT / f"{words[2].replace('.', '/')}.py").read_text()
-    shared = (ROOT / "vit_jax/command.py").read_text()
+    files = [ROOT / f"{words[2].replace('.', '/')}.py", ROOT / "vit_jax/command.py"]
+    if words[2] == "vit_jax.evaluate":  # Suites have flags of their own, and so do experiments.
+        files += (ROOT / "vit_jax/evaluation").glob("suite_*.py")
+    source = "".join(file.read_text() for file in files)
+    if words[2] == "vit_jax.experiment" and words[3] != "--list":
+        source += "".join(f'"{name}"' for name in experiment.load(words[3]).options)
     for word in words[3:]:
         if word == "--":
             break
         if word.startswith("--") and not word.startswith(("--config", "--help")):
-            assert f'"{word[2:].partition("=")[0]}"' in source + shared, word
+            name = word[2:].partition("=")[0]
+            assert f'"{name}"' in source or f'"--{name}"' in source, word
 
 
 def test_values_that_pages_name_exist():
