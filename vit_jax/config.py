@@ -438,19 +438,18 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
         return config
     if argument != "smoke":
         raise UserError(f"unknown config argument {argument!r}; there is: smoke")
+    from vit_jax.models import parse_name  # JAX comes with it, which no `--help` should wait for.
+
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
     config.fewshot.every = 0  # Its data sets may not be here.
-    kind, _, number = config.model.name.partition("/")
-    stride = config.model.patch_size or int(number or 16)
-    if "ViT" in kind:
-        config.model.update(dict(dim=64, depth=2, hidden=128, heads=2))
-    if kind.startswith(("R50", "R26")):
-        config.model.resnet_blocks = (1, 1, 1) if stride == 16 else (1, 1, 1, 1)
-    elif "ViT" not in kind:
-        config.model.update(dict(resnet_blocks=(1, 1), resnet_width=1))
-    config.data.update(dict(source="synthetic", image_size=4 * stride, test_resize=5 * stride))
+    family, values = parse_name(config.model.name)
+    chosen = {name: value for name, value in config.model.items() if value is not None and name != "name"}
+    small = family.smallest(values | chosen)
+    size = small.pop("image_size")
+    config.model.update(small)
+    config.data.update(dict(source="synthetic", image_size=size, test_resize=size * 5 // 4))
     config.data.update(
         dict(train_split="train", test_split="test", dev_split=config.data.dev_split and "dev")
     )

@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import LIBRARIES, Checkpoint, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
-from vit_jax.models import ViT
+from vit_jax.models.vit import ViT
 from vit_jax.runs.workdir import open_any
 
 flags.DEFINE_enum("to", None, list(LIBRARIES), "format to write")

@@ -136,7 +136,9 @@ def _pretrain(model: str, dropout: float) -> ConfigDict:
     config = base_config()
     config.model.name = model
     config.model.head_bias = 0.0
-    if "ViT" in model:  # A ResNet has neither.
+    from vit_jax.models import takes  # JAX comes with it, which no `--help` should wait for.
+
+    if takes(model, "pre_logits"):
         config.model.pre_logits, config.model.dropout = True, dropout
     config.model.dtype = "bfloat16"
     config.batch_size = 4096

@@ -8,7 +8,9 @@ import pytest
 import vit_jax
 from vit_jax.arguments import ARGUMENTS
 from vit_jax.errors import UserError
-from vit_jax.models import BiT, ViT, abstract, model_factory
+from vit_jax.models import abstract, model_factory
+from vit_jax.models.resnet import BiT
+from vit_jax.models.vit import ViT
 
 SMALL = {
     "ViT-Ti/16": dict(dim=16, depth=1, hidden=16, heads=2, image_size=32, num_classes=3),

@@ -11,8 +11,10 @@ import pytest
 from flax import nnx
 
 from vit_jax.config import base_config
-from vit_jax.models import ViT, abstract, model_factory
+from vit_jax.models import abstract, model_factory
 from vit_jax.models.layers import REMAT, placing
+from vit_jax.models.vit import FAMILY as VIT
+from vit_jax.models.vit import ViT
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.optimizer import layer_of
@@ -80,7 +82,7 @@ def test_what_is_not_of_a_layer_comes_before_or_behind_them():
     behind = {"norm", "fc_norm", "pre_logits", "attention_pooling", "head", "distillation_head"}
     for name in MODELS:
         for path, _ in jax.tree.leaves_with_path(nnx.to_pure_dict(training_loss(name)[2])):
-            first, layer = path_name(path).split("/")[0], layer_of("params/" + path_name(path))
+            first, layer = path_name(path).split("/")[0], layer_of(VIT.layer, "params/" + path_name(path))
             assert (first in behind) == (layer == math.inf), (name, path)
 
 

@@ -11,6 +11,7 @@ import vit_jax
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
+from vit_jax.models.vit import FAMILY as VIT
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.optimizer import clip_by_rms, layer_of, make_optimizer, make_schedule, scale_by_layer
@@ -271,7 +272,7 @@ def test_layer_decay_is_that_of_masked_autoencoders():
     )
     params = params_of(model)
     ones = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(1) for path in params})
-    scaled, _ = scale_by_layer(0.5).update({"params": ones}, optax.EmptyState())
+    scaled, _ = scale_by_layer(0.5, VIT.layer).update({"params": ones}, optax.EmptyState())
     scaled = nnx.traversals.flatten_mapping(scaled["params"])
     found = {"/".join(path): float(x[0]) for path, x in scaled.items()}
     theirs = {"cls": 0, "position_embedding": 0, "patch_embedding": 0, "blocks/00": 1, "blocks/01": 2}
@@ -286,7 +287,7 @@ def test_layer_decay_counts_no_layer_of_an_objective():
         "params": {"blocks": {f"{layer:02d}": {"kernel": jnp.ones(1)} for layer in range(2)}},
         "extra": {"objective": {"blocks": {"07": {"kernel": jnp.ones(1)}}, "mask": jnp.ones(1)}},
     }
-    scaled, _ = scale_by_layer(0.5).update(weights, optax.EmptyState())
+    scaled, _ = scale_by_layer(0.5, VIT.layer).update(weights, optax.EmptyState())
     blocks = scaled["params"]["blocks"]
     assert [float(blocks[layer]["kernel"][0]) for layer in ("00", "01")] == [0.25, 0.5]
     assert jax.tree.leaves(scaled["extra"]) == [1.0, 1.0]
@@ -300,7 +301,10 @@ def layers_of(**values) -> dict[str, float]:
     config.update_from_flattened_dict(values)
     program = make_program(config, num_classes=5, steps=20_000, mesh=make_mesh(config.mesh))
     weights = {name: program.state[name] for name in ("params", "extra")}
-    return {path_name(path): layer_of(path_name(path)) for path, _ in jax.tree.leaves_with_path(weights)}
+    return {
+        path_name(path): layer_of(VIT.layer, path_name(path))
+        for path, _ in jax.tree.leaves_with_path(weights)
+    }
 
 
 def test_a_hybrids_resnet_is_of_the_one_layer_before_the_encoder():

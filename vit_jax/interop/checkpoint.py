@@ -33,10 +33,10 @@ from vit_jax.interop.tensor_files import (
     write_npz,
     write_safetensors,
 )
-from vit_jax.models import SIZES, BiT, ViT, abstract
+from vit_jax.models import abstract, family_of
+from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.pixels import Statistic, plain_statistic
-from vit_jax.models.position import FIXED, PositionEmbedding
-from vit_jax.models.resnet import resnet_stride
+from vit_jax.models.position import FIXED
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -59,7 +59,7 @@ class Checkpoint(NamedTuple):
 
     place: str
     library: str
-    model: type[ViT] | type[BiT]
+    model: type[ImageModel]
     arguments: dict[str, Any]  # Of the model, all that the checkpoint determines.
     shapes: dict[str, tuple[int, ...]]  # Of each parameter, by our path.
     read: Callable[[str], np.ndarray]  # The parameter of a path, in our layout.
@@ -119,12 +119,12 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
             check_float(path, name, tensor.dtype)
         model, values, assumed = module.arguments(tensors, config, image_size)
         said, seen, unsaid = module.preprocessing(config, _beside(path, PREPROCESSOR), values["channels"])
-        if model is not BiT or image_size is not None:  # Only a BiT's tensors leave the size open.
+        if not family_of(model).any_size or image_size is not None:  # Else the tensors leave it open.
             said.pop("image_size", None)
         values = complete(model, values | said)
         assumed = " and ".join(part for part in (assumed, unsaid) if part)
         names = all_names(module.class_names(config), values["num_classes"])
-        layers = values.get("depth", 0) + sum(values["resnet_blocks"] or ())
+        layers = values.get("depth", 0) + sum(values.get("resnet_blocks") or ())
         if layers > len(tensors):
             raise UserError(f"{path} is said to have {layers:,} layers, but has {len(tensors):,} tensors")
         _, shapes = skeleton(model, values)
@@ -226,22 +226,25 @@ def skeleton(model: type, values: dict) -> tuple[nnx.GraphDef, dict[str, tuple[i
     return _skeleton(model, tuple(sorted(values.items())))
 
 
+def sketch(model: type[ImageModel], values: dict) -> ImageModel:
+    """The model with shapes in place of arrays."""
+    return _sketch(model, tuple(sorted(values.items())))
+
+
+@functools.lru_cache(maxsize=8)
+def _sketch(model: type[ImageModel], values: tuple) -> ImageModel:
+    return abstract(functools.partial(model, **dict(values)))
+
+
 @functools.lru_cache(maxsize=8)
 def _skeleton(model: type, values: tuple) -> tuple[nnx.GraphDef, dict[str, tuple[int, ...]]]:
-    graphdef, params = nnx.split(abstract(functools.partial(model, **dict(values))))
+    graphdef, params = nnx.split(_sketch(model, values))
     return graphdef, {"/".join(path): leaf.shape for path, leaf in nnx.to_flat_state(params)}
 
 
-def model_name(model: type, values: dict) -> str:
-    """The paper's name of a model, if it has one."""
-    blocks = values["resnet_blocks"]
-    if model is BiT:
-        return f"BiT-R{3 * sum(blocks) + 2}x{values['resnet_width']}"
-    size = {key: values[key] for key in ("dim", "depth", "hidden", "heads")}
-    name = next((name for name, known in SIZES.items() if known == size), None)
-    name = name or "{dim}x{depth} (MLP {hidden}, {heads} heads)".format(**size)
-    trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}+"
-    return f"{trunk}ViT-{name}/{values['patch_size'] * resnet_stride(blocks)}"
+def model_name(model: type[ImageModel], values: dict) -> str:
+    """The paper's name of a model, if it has one, or its sizes in words."""
+    return family_of(model).spell(values)
 
 
 class Fit(NamedTuple):
@@ -284,14 +287,15 @@ def fit(
     if new_head and known.get("pre_logits"):
         changes = dict(pre_logits=False) | changes
     values = complete(checkpoint.model, known | changes)
-    old, new = (_grid(checkpoint.model, v) for v in (known, values))
+    before, after = (sketch(checkpoint.model, v) for v in (known, values))
+    old, new = (getattr(model, "grid", None) for model in (before, after))
     _, shapes = skeleton(checkpoint.model, values)
     sources, done = {}, Fit([], [], [])
 
     for path, shape in shapes.items():
         found, read = checkpoint.shapes.get(path), functools.partial(read_finite, checkpoint)
-        if path == "position_embedding/table" and _is_fixed(known):
-            table = _fixed_table(known, old)
+        if path == "position_embedding/table" and _has_fixed_positions(known):
+            table = np.asarray(before.position_embedding())  # A model with a table may start from them.
             found, read = table.shape, {path: table}.get
         if path.startswith(("head/", "distillation_head/")) and (new_head or found != shape):
             sources[path] = functools.partial(np.zeros, shape, np.float32)
@@ -299,8 +303,7 @@ def fit(
         elif found == shape and (old == new or not _is_table(path)):
             sources[path] = functools.partial(read, path)
         elif found and _is_table(path):
-            rows = [_special(v) for v in (known, values)]
-            sources[path] = functools.partial(_resized, read, path, old, new, *rows)
+            sources[path] = functools.partial(_resized, read, path, before, after)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
         elif path.startswith("fc_norm/"):
             sources[path] = functools.partial(np.full, shape, float(path.endswith("scale")), np.float32)
@@ -336,40 +339,21 @@ def _is_table(path: str) -> bool:
     return path.startswith("position_embedding/") and path.split("/")[-1] in ("table", "x", "y")
 
 
-def _is_fixed(values: dict) -> bool:
-    """Its positions are computed; a model with a table of its own may start from them."""
+def _has_fixed_positions(values: dict) -> bool:
     return values.get("position") in FIXED
 
 
-def _fixed_table(values: dict, grid: tuple[int, int]) -> np.ndarray:
-    """What a model without a table adds to its tokens."""
-    special = len(_special(values))
-    return np.asarray(PositionEmbedding(values["position"], grid, special, values["dim"], nnx.Rngs(0))())
-
-
-def _grid(model: type, values: dict) -> tuple[int, int] | None:
-    if model is BiT:
-        return None
-    stride = values["patch_size"] * resnet_stride(values["resnet_blocks"])
-    return tuple(side // stride for side in values["image_size"])
-
-
-def _special(values: dict) -> list[str]:
-    """The tokens before the patches."""
-    cls = values["cls_token"] or values["pooling"] == "cls"
-    tokens = dict(cls=cls, distillation=values["distillation"] != "none")
-    return [token for token, present in tokens.items() if present]
-
-
-def _resized(read, path, old, new, old_special: list[str], new_special: list[str]) -> np.ndarray:
+def _resized(read, path: str, before: TokenModel, after: TokenModel) -> np.ndarray:
+    """The table of one model's positions for another's grid and prefix tokens."""
     table, kind = np.asarray(read(path)), path.split("/")[-1]
     if kind != "table":
-        return resize_axis(table, new[kind == "x"])
-    if missing := [token for token in new_special if token not in old_special]:
-        raise UserError(f"{path} has no row for the {missing[0]} token that the model asked for has")
-    kept = [old_special.index(token) for token in new_special]
-    table = np.concatenate([table[:, kept], table[:, len(old_special) :]], axis=1)
-    return resize_positions(table, old, new, len(new_special))
+        return resize_axis(table, after.grid[kind == "x"])
+    if missing := [token for token in after.prefix_tokens if token not in before.prefix_tokens]:
+        token = missing[0].removesuffix("_token")
+        raise UserError(f"{path} has no row for the {token} token that the model asked for has")
+    kept = [before.prefix_tokens.index(token) for token in after.prefix_tokens]
+    table = np.concatenate([table[:, kept], table[:, before.prefix :]], axis=1)
+    return resize_positions(table, before.grid, after.grid, after.prefix)
 
 
 def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> nnx.Module:
@@ -430,7 +414,7 @@ def save(
 
 def _compare(written: Checkpoint, library: str, model: type, values: dict, read) -> None:
     """Raises UserError unless what was written is the model, bit for bit."""
-    ignored = _TRAINING_ONLY | ({"image_size"} if model is BiT else set())
+    ignored = _TRAINING_ONLY | ({"image_size"} if family_of(model).any_size else set())
     if values.get("mlp") == "swiglu" and values["pooling"] != "map":
         ignored |= {"gelu"}
     read_as = {

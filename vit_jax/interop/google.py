@@ -20,7 +20,8 @@ from vit_jax.interop.layout import BLOCK, CHANNELS, DENSE_CONV, UNIT, Entry, Rul
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
-from vit_jax.models import BiT, ViT
+from vit_jax.models.resnet import BiT
+from vit_jax.models.vit import ViT
 
 _THEIRS = "Transformer/encoderblock_{0}/"
 _ATTENTION = _THEIRS + "MultiHeadDotProductAttention_1/"

@@ -26,8 +26,8 @@ from vit_jax.interop.layout import (
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
 from vit_jax.interop.tensor_files import Tensor
-from vit_jax.models import SIZES, BiT, ViT
-from vit_jax.models.resnet import resnet_stride
+from vit_jax.models.resnet import BiT, resnet_stride
+from vit_jax.models.vit import SIZES, ViT
 
 
 def _resnet(root: str, units: str) -> tuple[Rule, ...]:

@@ -21,7 +21,8 @@ from vit_jax.interop.layout import (
 )
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_transformers, per_channel, to_transformers
 from vit_jax.interop.tensor_files import Tensor
-from vit_jax.models import BiT, ViT
+from vit_jax.models.resnet import BiT
+from vit_jax.models.vit import ViT
 
 _QKV = ("query", "key", "value")
 _BIT_ALWAYS = dict(

@@ -6,6 +6,7 @@ Dimensions are named: batch height width channels.
 """
 
 import math
+import re
 from numbers import Integral
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from flax import nnx
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
+from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.pixels import Statistic
@@ -39,6 +41,12 @@ RULES = {
     (False, "google"): Rules(True, 1e-6, 0.0, 1e-5),
     (False, "timm"): Rules(True, 1e-5, 1e-8, 0.0),
 }
+
+
+BIT_BLOCKS = {"50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3), "200": (3, 24, 36, 3)}
+
+RESNET_AXES = ((r"resnet/.*/kernel", "height width inputs -> outputs"),)
+HEAD_AXES = ((r"(head|distillation_head)/kernel", "features -> classes"),)
 
 
 class StdConv(nnx.Module):
@@ -353,3 +361,30 @@ def group_norm(channels, rules, dtype, rngs, scale=1.0):
         dtype=dtype,
         rngs=rngs,
     )
+
+
+def _parse(name: str) -> dict | None:
+    if name == "AxialResNet50":
+        return dict(resnet_blocks=BIT_BLOCKS["50"], axial=True)
+    match = re.fullmatch(r"BiT-R(\d+)x([1-9]\d*)", name)
+    if not match or match[1] not in BIT_BLOCKS:
+        return None
+    return dict(resnet_blocks=BIT_BLOCKS[match[1]], resnet_width=int(match[2]))
+
+
+FAMILY = Family(
+    model=BiT,
+    names=(
+        *(f"BiT-{name}" for name in ("R50x1", "R50x2", "R50x3", "R101x1", "R101x3")),
+        *(f"BiT-{name}" for name in ("R152x1", "R152x2", "R152x4", "R200x3")),
+        "AxialResNet50",
+    ),
+    parse=_parse,
+    spell=lambda values: f"BiT-R{3 * sum(values['resnet_blocks']) + 2}x{values['resnet_width']}",
+    source=lambda name: (
+        "Kolesnikov et al., 2020 (BiT)" if name.startswith("BiT") else "Dosovitskiy et al., 2021 (ViT)"
+    ),
+    smallest=lambda values: dict(resnet_blocks=(1, 1), resnet_width=1, image_size=64),
+    axes=(*RESNET_AXES, *HEAD_AXES),
+    any_size=True,
+)

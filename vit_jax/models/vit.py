@@ -6,6 +6,7 @@ when a call brings `rngs`, and only then.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from numbers import Integral
@@ -20,6 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
+from vit_jax.models.family import Family
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import capturing, named, platform, run_layers
 from vit_jax.models.pixels import Statistic
@@ -31,9 +33,36 @@ from vit_jax.models.position import (
     rotate,
     rotation_tables,
 )
-from vit_jax.models.resnet import ResNet, linear_head, resnet_stride
+from vit_jax.models.resnet import HEAD_AXES, RESNET_AXES, ResNet, linear_head, resnet_stride
 
 CAPTURES = ("attention", "tokens")
+
+# B, L and H: table 1 of the ViT paper, b: its figure 4, with every width halved; Ti and S: "How to
+# train your ViT?" (Steiner et al., 2022); the others: "Scaling Vision Transformers" (Zhai et al., 2022)
+# and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), by big_vision's names.
+SIZES = {
+    "mu": dict(dim=32, depth=1, hidden=128, heads=2),
+    "Ti": dict(dim=192, depth=12, hidden=768, heads=3),
+    "S": dict(dim=384, depth=12, hidden=1536, heads=6),
+    "b": dict(dim=384, depth=12, hidden=1536, heads=12),
+    "M": dict(dim=512, depth=12, hidden=2048, heads=8),
+    "B": dict(dim=768, depth=12, hidden=3072, heads=12),
+    "L": dict(dim=1024, depth=24, hidden=4096, heads=16),
+    "So400m": dict(dim=1152, depth=27, hidden=4304, heads=16),
+    "H": dict(dim=1280, depth=32, hidden=5120, heads=16),
+    "g": dict(dim=1408, depth=40, hidden=6144, heads=16),
+    "G": dict(dim=1664, depth=48, hidden=8192, heads=16),
+    "e": dict(dim=1792, depth=56, hidden=15360, heads=16),
+}
+
+# The ResNet before a hybrid's Transformer, by what its name says. The number after the slash is all
+# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32.
+HYBRIDS = {
+    ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
+    ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
+    ("R26", 32): dict(resnet_blocks=(2, 2, 2, 2), patch_size=1),
+    ("R", 16): dict(resnet_blocks=(), patch_size=8),
+}
 
 
 class Attention(nnx.Module):
@@ -649,3 +678,86 @@ class ViT(TokenModel):
 
 def _layer_norm(dim, epsilon, dtype, rngs):
     return nnx.LayerNorm(dim, epsilon=epsilon, dtype=dtype, rngs=rngs)  # Statistics stay float32.
+
+
+def _parse(name: str) -> dict | None:
+    match = re.fullmatch(r"(Axial-)?(?:(R\d*)\+)?ViT-(\w+)/(\d+)", name)
+    if not match or match[3] not in SIZES or not int(match[4]):
+        return None
+    axial, resnet, size, patch = match[1], match[2], match[3], int(match[4])
+    trunk = HYBRIDS.get((resnet, patch)) if resnet else dict(patch_size=patch)
+    if not trunk or (axial and resnet):
+        return None
+    return SIZES[size] | trunk | (dict(attention="axial", pooling="gap") if axial else {})
+
+
+def _spell(values: dict) -> str:
+    blocks = values["resnet_blocks"]
+    size = {key: values[key] for key in ("dim", "depth", "hidden", "heads")}
+    name = next((name for name, known in SIZES.items() if known == size), None)
+    name = name or "{dim}x{depth} (MLP {hidden}, {heads} heads)".format(**size)
+    trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}+"
+    down = values["patch_size"] * resnet_stride(blocks)
+    named = (number for (_, number), parts in HYBRIDS.items() if parts.items() <= values.items())
+    return f"{trunk}ViT-{name}/{next(named, down)}"
+
+
+def _source(name: str) -> str:
+    if name.startswith(("R+", "R26")) or re.match(r"ViT-(Ti|S)/", name):
+        return "Steiner et al., 2022 (AugReg)"
+    if name.startswith("ViT-So400m"):
+        return "Alabdulmohsin et al., 2023 (SoViT)"
+    if re.match(r"ViT-(mu|M|g|G|e)/", name):
+        return "Zhai et al., 2022 (Scaling ViT)"
+    return "Dosovitskiy et al., 2021 (ViT)"
+
+
+def _smallest(values: dict) -> dict:
+    blocks = values.get("resnet_blocks")
+    small = dict(dim=64, depth=2, hidden=128, heads=2)
+    small["image_size"] = 4 * values["patch_size"] * resnet_stride(blocks)
+    return small if not blocks else small | dict(resnet_blocks=(1,) * len(blocks))
+
+
+def _layer(path: str) -> float:
+    first, *rest = path.split("/")
+    if first in ("blocks", "position_embedding") and rest[0].isdigit():
+        return int(rest[0])
+    stem = ("resnet", "patch_embedding", "cls", "distillation_token", "position_embedding", "register_tokens")
+    return -1 if first in stem else math.inf
+
+
+FAMILY = Family(
+    model=ViT,
+    names=(
+        *("ViT-mu/16", "ViT-Ti/32", "ViT-Ti/16", "ViT-Ti/8", "ViT-S/32", "ViT-S/16", "ViT-S/14", "ViT-S/8"),
+        *("ViT-b/32", "ViT-M/16", "ViT-B/32", "ViT-B/16", "ViT-B/14", "ViT-B/8"),
+        *("ViT-L/32", "ViT-L/16", "ViT-L/14", "ViT-So400m/14", "ViT-H/32", "ViT-H/16", "ViT-H/14"),
+        *("ViT-g/16", "ViT-g/14", "ViT-G/16", "ViT-G/14", "ViT-e/14"),
+        *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
+        *("R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32", "Axial-ViT-B/32", "Axial-ViT-B/16"),
+    ),
+    parse=_parse,
+    spell=_spell,
+    source=_source,
+    smallest=_smallest,
+    axes=(
+        (r"attention(_pooling)?/out/kernel", "heads head_dim -> dim"),
+        (r"attention/qkv/kernel", "dim -> part heads head_dim"),
+        (r"attention/qkv/bias", "part heads head_dim"),
+        (r"attention_pooling/query/kernel", "dim -> heads head_dim"),
+        (r"attention_pooling/query/bias", "heads head_dim"),
+        (r"attention_pooling/key_value/kernel", "dim -> part heads head_dim"),
+        (r"attention_pooling/key_value/bias", "part heads head_dim"),
+        (r"mlp/fc1/kernel", "dim -> hidden"),
+        (r"mlp/fc1/kernel", "dim -> part hidden"),  # A gate and what it gates.
+        (r"mlp/fc1/bias", "hidden"),
+        (r"mlp/fc1/bias", "part hidden"),
+        (r"mlp/fc2/kernel", "hidden -> dim"),
+        (r"patch_embedding/kernel", "height width channels -> dim"),
+        (r"pre_logits/kernel", "dim -> dim"),
+        *RESNET_AXES,
+        *HEAD_AXES,
+    ),
+    layer=_layer,
+)

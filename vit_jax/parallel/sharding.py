@@ -1,34 +1,21 @@
 """Where each array of a model lives on the mesh: parameters, optimizer state, activations.
 
-The table says what a `tensor` axis above 1 divides: heads and hidden units, as in Megatron-LM
-(Shoeybi et al., 2019), or output channels. `fsdp` needs no table: it divides the largest axis
-that is left of each larger array.
+A model's family names the axes of its parameters (`models/family.py`). A `tensor` axis above 1 divides heads
+and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels. `fsdp` asks for no names: it
+divides the largest axis that is left of each larger array.
 """
 
 import math
-import re
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
+from vit_jax.models import logical_axes
 from vit_jax.parallel.mesh import BATCH, replicated
 
-# (the end of a parameter's path, its axes); the first that matches counts.
-PARAMETERS = (
-    (r"attention/qkv/kernel", (None, None, "tensor", None)),  # dim 3 heads head_dim
-    (r"attention/qkv/bias", (None, "tensor", None)),
-    (r"attention_pooling/query/kernel", (None, "tensor", None)),
-    (r"attention_pooling/query/bias", ("tensor", None)),
-    (r"attention_pooling/key_value/kernel", (None, None, "tensor", None)),
-    (r"attention_pooling/key_value/bias", (None, "tensor", None)),
-    (r"(attention|attention_pooling)/out/kernel", ("tensor", None, None)),  # heads head_dim dim
-    (r"mlp/fc1/kernel", (..., "tensor")),  # dim hidden; dim 2 hidden with a gate
-    (r"mlp/fc1/bias", (..., "tensor")),
-    (r"mlp/fc2/kernel", ("tensor", None)),
-    (r"(head|distillation_head)/kernel", ("tensor", None)),  # The number of classes is often odd.
-    (r"resnet/.*/kernel", (None, None, None, "tensor")),  # height width inputs outputs
-)
+# Axes of parameters that `tensor` divides: of a head its inputs, as the number of classes is often odd.
+TENSOR = ("heads", "hidden", "outputs", "features")
 
 # By name, which axes of an activation are divided, counted from either end.
 ACTIVATIONS = {
@@ -51,10 +38,8 @@ def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSh
     axes = [()] * len(shape)
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     if tensor > 1:
-        for end, names in PARAMETERS:
-            if re.search(rf"(^|/){end}$", path):
-                axes = [(name,) if name else () for name in _filled(names, len(shape))]
-                break
+        if logical := logical_axes(path, len(shape)):
+            axes = [("tensor",) if name in TENSOR else () for name in logical.names]
         for axis, names in enumerate(axes):
             if names and shape[axis] % tensor:
                 raise UserError(
@@ -110,11 +95,3 @@ def place_activation(mesh: Mesh, name: str, x: jax.Array) -> jax.Array:
 def path_name(path: tuple) -> str:
     """`blocks/00/mlp/fc1/kernel`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _filled(names: tuple, rank: int) -> list:
-    """The axes' names with None for as many axes as `...` stands for."""
-    if ... not in names:
-        return list(names)
-    at = names.index(...)
-    return [*names[:at], *[None] * (rank - len(names) + 1), *names[at + 1 :]]

@@ -48,8 +48,8 @@ def has_resnet(config: ConfigDict) -> bool:
     """
     if config.model.name:
         build = model_factory(**model_arguments(config), num_classes=0)
-        return complete(build.func, build.keywords)["resnet_blocks"] is not None
-    return open_any(config.finetune.checkpoint).arguments["resnet_blocks"] is not None
+        return complete(build.func, build.keywords).get("resnet_blocks") is not None
+    return open_any(config.finetune.checkpoint).arguments.get("resnet_blocks") is not None
 
 
 def find_origin(config: ConfigDict, num_classes: int) -> Origin:

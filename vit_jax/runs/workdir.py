@@ -34,7 +34,7 @@ from vit_jax.formats import FORMAT, saved_config, settled
 from vit_jax.interop.checkpoint import Checkpoint, all_names, complete, open_checkpoint, skeleton
 from vit_jax.interop.hub import download
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing
-from vit_jax.models import BiT, ViT
+from vit_jax.models import FAMILIES
 from vit_jax.parallel.peers import Peers
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
@@ -200,7 +200,8 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         raise UserError(f"no run in {workdir}: it has no {CONFIG}")
     config, manifest = saved.config, saved.manifest
     arguments = dict(manifest["model"])
-    model = {"ViT": ViT, "BiT": BiT}.get(arguments.pop("class", None))
+    kind = arguments.pop("class", None)
+    model = next((family.model for family in FAMILIES if family.name == kind), None)
     if model is None:
         raise UserError(f"{workdir / MANIFEST} is damaged: it names no kind of model; put back a copy of it")
     values = complete(model, arguments)

@@ -12,12 +12,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.models import logical_axes
+from vit_jax.models.family import Axes
 from vit_jax.parallel.sharding import path_name
 
 Weights = dict[str, dict]
 
-# (the end of a kernel's path, how many of its axes are inputs) of the products that LoRA changes.
-LORA = ((r"attention/qkv/kernel$", 1), (r"attention/out/kernel$", 2))
+CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 
 def init_extra(config: ConfigDict, params: dict) -> dict:
@@ -28,17 +29,32 @@ def init_extra(config: ConfigDict, params: dict) -> dict:
     lora = {}
     for number, (path, kernel) in enumerate(jax.tree.leaves_with_path(params)):
         name = path_name(path)
-        for end, inputs in LORA:
-            if re.search(end, name):
-                ins, outs = kernel.shape[:inputs], kernel.shape[inputs:]
-                draw = jax.nn.initializers.normal(np.prod(ins) ** -0.5)
-                lora[name.replace("/", ".")] = {
-                    "down": draw(jax.random.fold_in(key, number), (*ins, rank)),
-                    "up": jnp.zeros((rank, *outs)),
-                }
+        if re.search(CHANGED_BY_LORA, name):
+            inputs = logical_axes(name, kernel.ndim).inputs
+            ins, outs = kernel.shape[:inputs], kernel.shape[inputs:]
+            draw = jax.nn.initializers.normal(np.prod(ins) ** -0.5)
+            lora[name.replace("/", ".")] = {
+                "down": draw(jax.random.fold_in(key, number), (*ins, rank)),
+                "up": jnp.zeros((rank, *outs)),
+            }
     if not lora:
         raise UserError("config.finetune.train='lora' changes attention's products, and the model has none")
     return {"lora": lora}
+
+
+def weight_axes(path: str, rank: int) -> Axes | None:
+    """The logical axes of one of a run's weights, by its path: `params/...` or `extra/...`.
+
+    A low-rank change has its kernel's inputs and a `rank`, or a `rank` and the outputs.
+    """
+    kernel, _, factor = path.removeprefix("extra/lora/").partition("/")
+    if not path.startswith("extra/lora/"):
+        return logical_axes(path, rank)
+    for kernel_rank in range(2, 5):
+        if axes := logical_axes(kernel.replace(".", "/"), kernel_rank):
+            names = axes.names[: axes.inputs] + ("rank",), ("rank",) + axes.names[axes.inputs :]
+            return Axes(names[0], axes.inputs) if factor == "down" else Axes(names[1], 1)
+    return None
 
 
 def objective_weights(weights: Weights) -> dict:

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.parallel.sharding import path_name
+from vit_jax.training.lora import weight_axes
 
 
 def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
@@ -49,6 +50,7 @@ def make_optimizer(
     config: ConfigDict,
     schedule: Callable[[jax.Array], jax.Array],
     trained: Callable[[dict], dict] | None = None,
+    layer: Callable[[str], float] | None = None,
 ) -> optax.GradientTransformation:
     """Clip by global norm, Adam, Adafactor or momentum, weight decay, learning rate by layer.
 
@@ -63,6 +65,7 @@ def make_optimizer(
 
     Args:
       trained: of weights, True for those that change; None: all. For the others nothing is kept.
+      layer: the model family's, for `layer_decay`.
 
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
@@ -92,25 +95,13 @@ def make_optimizer(
     whole = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         *((decay, direction) if config.coupled_decay else (direction, decay)),
-        scale_by_layer(config.layer_decay) if config.layer_decay < 1 else optax.identity(),
+        scale_by_layer(config.layer_decay, layer) if config.layer_decay < 1 else optax.identity(),
         # Optax counts from 0; the first update is t = 1.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
     )
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
-
-
-# (the end of a path, its number of axes, that along which several projections lie side by side).
-FUSED = (
-    ("attention/qkv/kernel", 4, 1),
-    ("attention/qkv/bias", 3, 0),
-    ("attention.qkv.kernel/up", 4, 1),  # LoRA's.
-    ("attention_pooling/key_value/kernel", 4, 1),
-    ("attention_pooling/key_value/bias", 3, 0),
-    ("mlp/fc1/kernel", 3, 1),  # A gate and what it gates.
-    ("mlp/fc1/bias", 2, 0),
-)
 
 
 def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
@@ -124,7 +115,8 @@ def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
 
     def clip(path, x):
         name = path_name(path)
-        apart = [axis for end, rank, axis in FUSED if name.endswith(end) and x.ndim == rank]
+        axes = weight_axes(name, x.ndim)
+        apart = [] if axes is None else [axis for axis, kind in enumerate(axes.names) if kind == "part"]
         together = [axis for axis in range(x.ndim) if of == "array" or axis not in apart]
         rms = jnp.sqrt(jnp.square(x).mean(axis=tuple(together), keepdims=True))
         return x / jnp.maximum(1, rms / limit)
@@ -147,40 +139,36 @@ def matrices(params: dict) -> dict:
 
 DECAYED = {"kernels": kernels, "matrices": matrices, "all": None}
 
-# Of a ViT's parameters: what comes before its encoder.
-STEM = ("resnet", "patch_embedding", "cls", "distillation_token", "position_embedding", "register_tokens")
 
-
-def scale_by_layer(decay: float) -> optax.GradientTransformation:
+def scale_by_layer(decay: float, layer: Callable[[str], float]) -> optax.GradientTransformation:
     """Updates of an encoder layer times `decay` for each layer between it and the head.
 
     What comes before the encoder counts as one layer, a hybrid's ResNet too; a row layer and a column layer
     of axial attention are one; what comes behind the encoder keeps its rate, as does an objective's decoder
     (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2).
+
+    Args:
+      layer: a family's, by a parameter's path in the model.
     """
 
     def scale(updates, params=None):
         del params
-        layers = jax.tree.map_with_path(lambda path, _: layer_of(path_name(path)), updates)
+        layers = jax.tree.map_with_path(lambda path, _: layer_of(layer, path_name(path)), updates)
         depth = 1 + max((layer for layer in jax.tree.leaves(layers) if layer < math.inf), default=-1)
         return jax.tree.map(lambda x, layer: x * decay ** (depth - min(layer, depth)), updates, layers)
 
     return optax.stateless(scale)
 
 
-def layer_of(path: str) -> float:
-    """Number of the encoder layer of a ViT's parameter; -1 before them, infinity behind.
+def layer_of(layer: Callable[[str], float], path: str) -> float:
+    """The number of the encoder layer of one of a run's weights; -1 before them, infinity behind.
 
     Args:
+      layer: a family's, by a parameter's path in the model.
       path: among a run's weights: `params/blocks/00/norm1/scale`.
     """
-    kind, _, name = path.partition("/")
-    if kind == "extra":
-        kind, _, name = name.partition("/")
-        if kind == "objective":  # A decoder's layers too.
-            return math.inf
-        name = name.replace(".", "/")  # LoRA's factors are named by the kernel that they change.
-    first, *rest = name.split("/")
-    if first in ("blocks", "position_embedding") and rest[0].isdigit():
-        return int(rest[0])
-    return -1 if first in STEM else math.inf
+    if path.startswith("extra/objective/"):  # A decoder's layers too.
+        return math.inf
+    if path.startswith("extra/lora/"):  # Low-rank changes are named by the kernel that they change.
+        return layer(path.removeprefix("extra/lora/").replace(".", "/"))
+    return layer(path.removeprefix("params/"))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.models import ViT, abstract, model_factory
+from vit_jax.models import abstract, family_of, model_factory
 from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
@@ -133,15 +133,18 @@ def make_program(
     """
     check_batch(mesh, config.batch_size, config.micro_batches)
     schedule = make_schedule(config.optimizer, steps)
-    frozen = config.finetune.train != "all"
-    optimizer = make_optimizer(config.optimizer, schedule, partial(trained, config) if frozen else None)
     build = build or model_factory(num_classes=num_classes, **model_arguments(config))
     model = abstract(build)
-    if config.optimizer.layer_decay < 1 and not isinstance(model, ViT):
+    layer = family_of(model).layer
+    if config.optimizer.layer_decay < 1 and layer is None:
         raise UserError(
             f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
             f"layer, and a {type(model).__name__} has none; use 1"
         )
+    frozen = config.finetune.train != "all"
+    optimizer = make_optimizer(
+        config.optimizer, schedule, partial(trained, config) if frozen else None, layer
+    )
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     make_own = partial(make_objective, config, model, steps=steps)

@@ -1,0 +1,51 @@
+"""What every family of models promises."""
+
+import pytest
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.models import FAMILIES, abstract, family_of, logical_axes, model_factory, parse_name, takes
+
+EVERY = [(family, name) for family in FAMILIES for name in family.names]
+
+
+def small(name):
+    """The named model with its family's smallest sizes, without arrays."""
+    family, values = parse_name(name)
+    return abstract(model_factory(name, **dict(num_classes=3) | family.smallest(values)))
+
+
+@pytest.mark.parametrize(("family", "name"), EVERY, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_a_name_is_of_one_family_which_spells_it_back(family, name):
+    assert [other for other in FAMILIES if other.parse(name) is not None] == [family]
+    model = small(name)
+    assert family_of(model) is family
+    if "Axial" not in name:
+        defaults = dict(resnet_blocks=None, resnet_width=1)
+        assert family.spell(defaults | family.parse(name)) == name
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_kernel_of_a_small_model_has_axes_and_every_parameter_a_layer(family):
+    model = small(family.names[0])
+    parameters = {"/".join(path): x.shape for path, x in nnx.to_flat_state(nnx.state(model))}
+    for path, shape in parameters.items():
+        if path.endswith("kernel"):
+            assert 0 < logical_axes(path, len(shape)).inputs < len(shape), path
+    if family.layer is not None:
+        layers = {family.layer(path) for path in parameters}
+        assert {-1, 0, 1, float("inf")} == layers
+
+
+def test_no_end_of_a_path_means_two_things():
+    entries = {}
+    for family in FAMILIES:
+        for end, axes in family.axes:
+            rank = len(axes.replace("->", "").split())
+            assert entries.setdefault((end, rank), axes) == axes
+
+
+def test_a_name_knows_its_arguments():
+    assert takes("R50+ViT-B/16", "pre_logits") and not takes("BiT-R50x1", "pre_logits")
+    with pytest.raises(UserError, match="unknown model 'ViT-X/16'"):
+        takes("ViT-X/16", "dim")
