@@ -16,10 +16,9 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import LIBRARIES, Checkpoint, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
-from vit_jax.models.vit import ViT
 from vit_jax.runs.workdir import open_any
 
-flags.DEFINE_enum("to", None, list(LIBRARIES), "format to write")
+flags.DEFINE_enum("to", None, sorted(LIBRARIES), "format to write")
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
 flags.DEFINE_string("image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized")
 flags.DEFINE_bool("pre_logits", None, "keep or leave out the hidden layer of the head")
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> None:
     print(checkpoint.describe())
     values, sources, done = fit(checkpoint, changes)
     library = flags.FLAGS.to or _library(destination, checkpoint, values)
-    if destination.suffix != (".npz" if library == "google" else ""):
+    if destination.suffix != LIBRARIES[library].suffix:
         raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")
     same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
     written = save(
@@ -66,15 +65,14 @@ def main(arguments: list[str]) -> None:
         print(line)
     for line in lost(checkpoint.preprocessing, values["image_size"], library):
         print(f"note: not written: {line}")
-    print(f"wrote {destination} for {LIBRARIES[library]}; read back, it is the same bit for bit")
+    print(f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit")
 
 
 def _library(destination: Path, checkpoint: Checkpoint, values: dict) -> str:
     """The format that a destination means."""
     if destination.suffix == ".npz":
         return "google"
-    hybrid = checkpoint.model is ViT and values["resnet_blocks"] is not None
-    return "timm" if hybrid else "transformers"
+    return "transformers" if LIBRARIES["transformers"].has(checkpoint.model, values) else "timm"
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:

@@ -101,6 +101,8 @@ def test_names_in_npz_are_those_of_the_published_files(case):
     name = dict(vit_b16="ViT-B/16", r50_vit_b16="R50+ViT-B/16")[case]
     model, values = described(name, num_classes=21_843, pre_logits=True)
     written = {}
-    for entry in entries(google.rules(model, values), skeleton(model, values)[1], "Google's npz"):
+    for entry in entries(
+        google.LIBRARY.format_of(model).rules(values), skeleton(model, values)[1], "Google's npz"
+    ):
         written |= entry.their_shapes()
     assert {key: list(shape) for key, shape in written.items()} == published

@@ -1,4 +1,7 @@
-"""What every family of models promises."""
+"""What every family of models promises, and that nobody else asks which family a model is of."""
+
+import re
+from pathlib import Path
 
 import pytest
 from flax import nnx
@@ -6,6 +9,10 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.models import FAMILIES, abstract, family_of, logical_axes, model_factory, parse_name, takes
 
+PACKAGE = Path(__file__).parents[2] / "vit_jax"
+QUESTION = re.compile(
+    r"is (ViT|BiT)|isinstance\([^)]*(ViT|BiT)|startswith\(.(ViT|BiT)|\"(ViT|BiT)\" in|hasattr\(model"
+)
 EVERY = [(family, name) for family in FAMILIES for name in family.names]
 
 
@@ -13,6 +20,18 @@ def small(name):
     """The named model with its family's smallest sizes, without arrays."""
     family, values = parse_name(name)
     return abstract(model_factory(name, **dict(num_classes=3) | family.smallest(values)))
+
+
+def test_nothing_but_models_and_libraries_asks_for_a_family():
+    libraries = [folder for folder in (PACKAGE / "interop").iterdir() if folder.is_dir()]
+    asks = {
+        f"{file.relative_to(PACKAGE)}: {line.strip()}"
+        for file in PACKAGE.rglob("*.py")
+        if not any(file.is_relative_to(folder) for folder in (PACKAGE / "models", *libraries))
+        for line in file.read_text().splitlines()
+        if QUESTION.search(line)
+    }
+    assert not asks
 
 
 @pytest.mark.parametrize(("family", "name"), EVERY, ids=lambda x: x if isinstance(x, str) else x.name)

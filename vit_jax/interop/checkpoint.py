@@ -40,9 +40,8 @@ from vit_jax.models.position import FIXED
 
 PREPROCESSOR = "preprocessor_config.json"
 
-LIBRARIES = {"google": "Google's npz", "timm": "timm", "transformers": "Transformers"}
-
-_MODULES = {"google": google, "timm": timm, "transformers": transformers}
+# In the order in which they are asked whether a file is theirs.
+LIBRARIES = {"google": google.LIBRARY, "transformers": transformers.LIBRARY, "timm": timm.LIBRARY}
 
 # Arguments that change nothing in what a trained model computes.
 _TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "initialization", "layer_scale"}
@@ -105,30 +104,25 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
     """
     path = Path(path)
     config, tensors = _open_files(path)
-    if path.suffix == ".npz":
-        library, module, config = "google", google, google.origin(tensors)
-    elif "model_type" in config or any("embeddings.patch_embeddings." in name for name in tensors):
-        library, module = "transformers", transformers
-        if not config:
-            raise UserError(f"{path} is of Transformers, which needs the config.json of its model beside it")
-    else:
-        library, module = "timm", timm
+    library = next(known for known in LIBRARIES.values() if known.claims(path, config, tensors))
     try:
-        tensors = module.rename(tensors, config)
+        tensors, config = library.prepare(path, tensors, config)
+        form = library.read_format(config, tensors)
+        tensors = form.rename(tensors, config)
         for name, tensor in tensors.items():
             check_float(path, name, tensor.dtype)
-        model, values, assumed = module.arguments(tensors, config, image_size)
-        said, seen, unsaid = module.preprocessing(config, _beside(path, PREPROCESSOR), values["channels"])
+        model, (values, assumed) = form.model, form.arguments(tensors, config, image_size)
+        said, seen, unsaid = library.preprocessing(config, _beside(path, PREPROCESSOR), values["channels"])
         if not family_of(model).any_size or image_size is not None:  # Else the tensors leave it open.
             said.pop("image_size", None)
         values = complete(model, values | said)
         assumed = " and ".join(part for part in (assumed, unsaid) if part)
-        names = all_names(module.class_names(config), values["num_classes"])
+        names = all_names(library.class_names(config), values["num_classes"])
         layers = values.get("depth", 0) + sum(values.get("resnet_blocks") or ())
         if layers > len(tensors):
             raise UserError(f"{path} is said to have {layers:,} layers, but has {len(tensors):,} tensors")
         _, shapes = skeleton(model, values)
-        mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
+        mapped = entries(form.rules(values), shapes, library.title)
         _check(path, mapped, tensors)
     except UserError:
         raise
@@ -142,8 +136,7 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         entry = by_path[wanted]
         return entry.join([tensors[name].read() for name in entry.names])
 
-    library = LIBRARIES[library]
-    return Checkpoint(str(path), library, model, values, shapes, read, mapped, assumed, seen, names)
+    return Checkpoint(str(path), library.title, model, values, shapes, read, mapped, assumed, seen, names)
 
 
 def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
@@ -389,26 +382,24 @@ def save(
     Raises:
       UserError: the format cannot hold the model or one of its options, or the destination exists.
     """
-    module = _MODULES[library]
+    written_by = LIBRARIES[library]
+    form = written_by.format_of(model)
     _, shapes = skeleton(model, values)
-    described = module.files(model, values, preprocessing, class_names)
-    mapped = entries(module.rules(model, values), shapes, LIBRARIES[library])
-    if library == "google":
-        mapped = google.numbered(mapped, values)
-    tensors = {}
+    files = written_by.files(form.describe(values), values, preprocessing, class_names)
+    mapped = form.number(entries(form.rules(values), shapes, written_by.title), values)
+    arrays = {}
     for entry in mapped:
-        tensors |= entry.split(np.asarray(read(entry.path)))
-    if library == "timm":
-        tensors = timm.with_registers(tensors, values)
+        arrays |= entry.split(np.asarray(read(entry.path)))
+    arrays = form.finish(arrays, values)
     with whole(destination) as temporary:
-        if described is None:
-            write_npz(temporary, tensors)
+        if files is None:
+            write_npz(temporary, arrays)
         else:
             temporary.mkdir()
-            write_safetensors(temporary / "model.safetensors", tensors)
-            for name, content in described.items():
+            write_safetensors(temporary / "model.safetensors", arrays)
+            for name, content in files.items():
                 (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
-        _compare(open_checkpoint(temporary, values["image_size"]), LIBRARIES[library], model, values, read)
+        _compare(open_checkpoint(temporary, values["image_size"]), written_by.title, model, values, read)
     return mapped
 
 

@@ -1,26 +1,22 @@
-"""Google's npz files: ViT and hybrids (google-research/vision_transformer), BiT (big_transfer).
+"""ViT and its hybrids in Google's npz files (google-research/vision_transformer).
 
 On disk the sub-modules of a block are numbered through, `LayerNorm_0`, `MultiHeadDotProductAttention_1`,
 `LayerNorm_2`, `MlpBlock_3`; group norms have shape `[1, 1, 1, channels]`.
 
 Read are also the files of big_vision, where they are numbered by kind, `MlpBlock_0`. Written so are models
-that it alone has, with fixed positions or attention pooling. A file of its training
-holds the optimizer's state beside the parameters, one of two towers a text model beside the images'.
+that it alone has, with fixed positions or attention pooling.
 """
 
 import functools
 import math
-import re
-from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CHANNELS, DENSE_CONV, UNIT, Entry, Rule, count_units
+from vit_jax.interop.layout import BLOCK, CHANNELS, UNIT, Entry, Rule, count_units
+from vit_jax.interop.library import Format
 from vit_jax.interop.positions import image_size_of
-from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
-from vit_jax.models.resnet import BiT
 from vit_jax.models.vit import ViT
 
 _THEIRS = "Transformer/encoderblock_{0}/"
@@ -36,7 +32,7 @@ _POOLING = "MAPHead_0/"
 _POOLING_ATTENTION = _POOLING + "MultiHeadDotProductAttention_0/"
 _POOLING_PARTS = ("probe", "LayerNorm_0", "MlpBlock_0", "MultiHeadDotProductAttention_0")
 
-VIT_RULES = (
+_RULES = (
     Rule("patch_embedding/(kernel|bias)", "embedding/{0}"),
     Rule("cls", "cls"),
     Rule("position_embedding/table", _POSITIONS),
@@ -67,57 +63,15 @@ VIT_RULES = (
     Rule(UNIT + r"norm(\d|_proj)/(scale|bias)", "block{0}/unit{1}/gn{2}/{3}", CHANNELS),
 )
 
-BIT_RULES = (
-    Rule("resnet/root/kernel", "resnet/root_block/standardized_conv2d/kernel"),
-    Rule(UNIT + "conv_proj/kernel", "resnet/block{0}/unit{1:02d}/a/proj/standardized_conv2d/kernel"),
-    *(
-        rule
-        for number, letter in enumerate("abc", start=1)
-        for rule in (
-            Rule(
-                f"{UNIT}conv{number}/kernel",
-                f"resnet/block{{0}}/unit{{1:02d}}/{letter}/standardized_conv2d/kernel",
-            ),
-            Rule(f"{UNIT}norm{number}/scale", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/gamma"),
-            Rule(f"{UNIT}norm{number}/bias", f"resnet/block{{0}}/unit{{1:02d}}/{letter}/group_norm/beta"),
-        )
-    ),
-    Rule("norm/scale", "resnet/group_norm/gamma"),
-    Rule("norm/bias", "resnet/group_norm/beta"),
-    Rule("head/kernel", "resnet/head/conv2d/kernel", DENSE_CONV),
-    Rule("head/bias", "resnet/head/conv2d/bias"),
-)
 
-
-def rules(model: type, values: dict) -> tuple[Rule, ...]:
-    """How a model's parameters are named."""
-    return BIT_RULES if model is BiT else VIT_RULES
-
-
-def origin(tensors: dict[str, Tensor]) -> dict:
-    """What names say of the code that wrote a file, in place of a `config.json`.
-
-    Returns:
-      `prefix`, what stands before the names of the model's own parameters, and `by_kind`, whether big_vision
-      wrote it.
-    """
-    starts = ("params/", "opt/target/")
-    prefix = next((start for start in starts if any(name.startswith(start) for name in tensors)), "")
-    if f"{prefix}img/embedding/kernel" in tensors:
-        prefix += "img/"
-    return dict(prefix=prefix, by_kind=any(re.search("encoderblock.*/MlpBlock_0/", name) for name in tensors))
-
-
-def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
+def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     """The model's own parameters under the names that the first files had, whatever code wrote them.
 
     Raises:
       UserError: two of them would have one name.
     """
-    start = config["prefix"]
-    own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
     renamed = {}
-    for name, tensor in _one_by_one(own).items():
+    for name, tensor in _one_by_one(tensors).items():
         first = name.split("/")[0]
         if first in _POOLING_PARTS:  # While ViT-G was developed.
             name = _POOLING + name
@@ -125,7 +79,7 @@ def rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
             for new, old in _NUMBERED_BY_KIND.items():
                 name = name.replace(f"/{new}/", f"/{old}/")
         if name in ("pos_embedding", "Transformer/pos_embedding"):
-            name, tensor = _POSITIONS, _with_class_token(tensor) if "cls" in own else tensor
+            name, tensor = _POSITIONS, _with_class_token(tensor) if "cls" in tensors else tensor
         if name in renamed:
             raise UserError(f"two arrays are {name} by different names")
         renamed[name] = tensor
@@ -158,20 +112,11 @@ def _with_class_token(table: Tensor) -> Tensor:
     return Tensor((batch, rows + 1, dim), table.dtype, lambda: np.pad(table.read(), ((0, 0), (1, 0), (0, 0))))
 
 
-def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[type, dict, str]:
+def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """The model that tensors (renamed) belong to, with the size of its images; see `image_size_of`."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     blocks = count_units(shapes, r"(?:resnet/)?block(\d+)/unit(\d+)/", first=1)
     try:
-        if root := shapes.get("resnet/root_block/standardized_conv2d/kernel"):
-            values = dict(
-                image_size=image_size or 224,
-                channels=root[2],
-                num_classes=shapes.get("resnet/head/conv2d/bias", (0,))[0],
-                resnet_blocks=blocks,
-                resnet_width=root[3] // 64,
-            )
-            return BiT, values, ""
         patch, _, inputs, dim = shapes["embedding/kernel"]
         root = shapes.get("conv_root/kernel")
         query = shapes[_ATTENTION.format(0) + "query/kernel"]
@@ -205,20 +150,10 @@ def arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[typ
     if config["prefix"].endswith("img/"):
         assumed.append("the model of images alone, of two")
     values["image_size"] = image_size_of(values, rows, None, image_size)
-    return ViT, values, ", ".join(assumed)
+    return values, ", ".join(assumed)
 
 
-def preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, None, str]:
-    """An npz file is of images in [-1, 1], and does not say how they were cropped."""
-    return {}, None, ""
-
-
-def class_names(config: dict) -> list:
-    """An npz file names no classes."""
-    return []
-
-
-def files(model: type, values: dict, seen: Preprocessing | None, names: Sequence[str]) -> None:
+def _describe(values: dict) -> dict:
     """An npz file says no more than its arrays.
 
     Raises:
@@ -226,23 +161,35 @@ def files(model: type, values: dict, seen: Preprocessing | None, names: Sequence
     """
     if values.get("mlp") == "swiglu":
         raise UserError("Google's npz has no mlp='swiglu'")
-    if model is ViT and _by_kind(values) and values["resnet_blocks"] is not None:
+    if _by_kind(values) and values["resnet_blocks"] is not None:
         raise UserError("Google's npz has no hybrid with position='sincos2d' or pooling='map'")
+    return {}
 
 
-def numbered(mapped: list[Entry], values: dict) -> list[Entry]:
+def _number(mapped: list[Entry], values: dict) -> list[Entry]:
     """Entries to write, under big_vision's names if the model is one that it alone has."""
     if not _by_kind(values):
         return mapped
 
-    def rename(name):
+    def renamed(name):
         if name.startswith("Transformer/encoderblock"):
             for new, old in _NUMBERED_BY_KIND.items():
                 name = name.replace(f"/{old}/", f"/{new}/")
         return "pos_embedding" if name == _POSITIONS else name
 
-    return [entry._replace(names=tuple(map(rename, entry.names))) for entry in mapped]
+    return [entry._replace(names=tuple(map(renamed, entry.names))) for entry in mapped]
 
 
 def _by_kind(values: dict) -> bool:
     return values.get("position") == "sincos2d" or values.get("pooling") == "map"
+
+
+FORMAT = Format(
+    model=ViT,
+    claims=lambda config, tensors: any(name.startswith(("embedding/", "Transformer/")) for name in tensors),
+    arguments=_arguments,
+    rules=lambda values: _RULES,
+    describe=_describe,
+    rename=_rename,
+    number=_number,
+)

@@ -1,0 +1,104 @@
+"""What one library's folder holds: how the library writes the models of each family that it has."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import Entry, Rule
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.models.image_model import ImageModel
+
+Tensors = dict[str, Tensor]
+Arrays = dict[str, np.ndarray]
+Values = dict[str, Any]  # Arguments of a model.
+
+
+class Format(NamedTuple):
+    """How a library writes the models of one family: its file in the library's folder ends with one.
+
+    Attributes:
+      model: the family's class.
+      claims: whether a `config.json` (or {}) and tensors' names are of such a model.
+      arguments: turns tensors (renamed), a `config.json` and the size of the images that are wanted, or None,
+        into the model's arguments and, in words, what the files leave open.
+      rules: the names of a model's parameters, by its arguments.
+      describe: what the library's `config.json` says of a model. It raises UserError for a model that the
+        library does not have.
+      rename: brings tensors to the names and shapes that `rules` knows, whatever version wrote them.
+      number: changes the names of the entries to write.
+      finish: changes the arrays to write.
+      has: whether the library has models such as the arguments say, for who may choose between libraries.
+    """
+
+    model: type[ImageModel]
+    claims: Callable[[Mapping, Mapping], bool]
+    arguments: Callable[[Tensors, dict, Any], tuple[Values, str]]
+    rules: Callable[[Values], Sequence[Rule]]
+    describe: Callable[[Values], dict]
+    rename: Callable[[Tensors, dict], Tensors] = lambda tensors, config: tensors
+    number: Callable[[list[Entry], Values], list[Entry]] = lambda entries, values: entries
+    finish: Callable[[Arrays, Values], Arrays] = lambda arrays, values: arrays
+    has: Callable[[Values], bool] = lambda values: True
+
+
+class Library(NamedTuple):
+    """A library whose checkpoints are read and written.
+
+    Attributes:
+      title: its name in messages.
+      formats: one for each family of models.
+      suffix: of its files; empty: a folder.
+      claims: whether files are the library's, by their path, `config.json` (or {}) and tensors.
+      prepare: what all of the library's models need before `Format.claims`: tensors and config, changed.
+      unknown: says why tensors of no known format are refused, by config and tensors.
+      preprocessing: mean and deviation of the pixels, what else the model should see of an image, and in
+        words what a file does not say; from `config.json`, `preprocessor_config.json` and the channels.
+      class_names: the names of the classes in a `config.json`, if they are named.
+      files: the JSON files beside the tensors, by name; None: the library has none.
+    """
+
+    title: str
+    formats: tuple[Format, ...]
+    suffix: str
+    claims: Callable[[Path, dict, Tensors], bool]
+    prepare: Callable[[Path, Tensors, dict], tuple[Tensors, dict]]
+    unknown: Callable[[dict, Tensors], str]
+    preprocessing: Callable[[dict, dict, int], tuple[dict, Preprocessing | None, str]]
+    class_names: Callable[[dict], list]
+    files: Callable[[dict, Values, Preprocessing | None, Sequence[str]], dict[str, dict] | None]
+
+    def read_format(self, config: dict, tensors: Tensors) -> Format:
+        """The format that tensors are in.
+
+        Raises:
+          UserError: none of the library's.
+        """
+        for known in self.formats:
+            if known.claims(config, tensors):
+                return known
+        raise UserError(self.unknown(config, tensors))
+
+    def format_of(self, model: type[ImageModel]) -> Format:
+        """The format of a class of models.
+
+        Raises:
+          UserError: the library has no such models.
+        """
+        for known in self.formats:
+            if known.model is model:
+                return known
+        raise UserError(f"{self.title} has no {model.__name__}")
+
+    def has(self, model: type[ImageModel], values: Values) -> bool:
+        """Whether the library has models such as these."""
+        return any(known.model is model and known.has(values) for known in self.formats)
+
+
+def load_formats(package: str, *modules: str) -> tuple[Format, ...]:
+    """The `FORMAT` of each of a library's modules."""
+    return tuple(import_module(f"{package}.{module}").FORMAT for module in modules)

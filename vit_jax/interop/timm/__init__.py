@@ -1,0 +1,81 @@
+"""timm's tensors and `config.json`.
+
+A folder with both files is what `timm.create_model("local-dir:FOLDER", pretrained=True)` takes.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from vit_jax.errors import UserError
+from vit_jax.interop.library import Library
+from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
+from vit_jax.interop.tensor_files import Tensor
+
+# A module for each family, which has its `FORMAT` and knows its architectures by their names.
+_MODULES = tuple(
+    import_module(f"{__name__}.{module}")
+    for module in (
+        "timm_bit",
+        "timm_vit",
+    )
+)
+
+
+def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict[str, Tensor], dict]:
+    """Adds what the architecture's name says, as `named`.
+
+    Raises:
+      UserError: no model that is read has this name.
+    """
+    architecture = config.get("architecture")
+    if architecture is None:
+        return tensors, config
+    for module in _MODULES:
+        if (said := module.named(architecture)) is not None:
+            return tensors, config | dict(named=said)
+    raise UserError(f"timm's {architecture} is none of the ViTs, hybrids and BiTs that are read")
+
+
+def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and deviation, the rest, and what a file without `config.json` does not say."""
+    if not config:
+        return {}, None, "pixels in [-1, 1]"
+    return *of_timm(config, channels), ""
+
+
+def _class_names(config: dict) -> list:
+    """Those of the classes, if they are named."""
+    names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
+    return list(names or [])
+
+
+def _files(
+    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str]
+) -> dict[str, dict]:
+    """What lies beside the tensors: `config.json`, with the preprocessing and the classes' names.
+
+    Raises:
+      UserError: timm has no such crop.
+    """
+    channels = values["channels"]
+    described["pretrained_cfg"] |= dict(
+        mean=per_channel(values["mean"], channels), std=per_channel(values["deviation"], channels)
+    ) | to_timm(seen or UNSAID, values["image_size"])
+    return {"config.json": described | (dict(label_names=list(names)) if names else {})}
+
+
+LIBRARY = Library(
+    title="timm",
+    formats=tuple(module.FORMAT for module in _MODULES),
+    suffix="",
+    claims=lambda path, config, tensors: True,  # Asked last.
+    prepare=_prepare,
+    unknown=lambda config, tensors: (
+        "these are not the tensors of a ViT or BiT of timm's: 'patch_embed.proj.weight' is missing among "
+        f"{len(tensors)} tensors such as {min(tensors, default='none')!r}"
+    ),
+    preprocessing=_preprocessing,
+    class_names=_class_names,
+    files=_files,
+)

@@ -1,0 +1,74 @@
+"""BiT in timm: ResNetV2."""
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import LINEAR_CONV, torch_dense, torch_norm
+from vit_jax.interop.library import Format
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.timm.timm_config import (
+    given_arguments,
+    pretrained_config,
+    refuse_contradictions,
+    resnet_blocks,
+    resnet_rules,
+    stated_size,
+)
+from vit_jax.models.resnet import BiT
+
+_RULES = (
+    *resnet_rules("stem.", ""),
+    *torch_norm("norm", "norm"),
+    *torch_dense("head", "head.fc", LINEAR_CONV),
+)
+
+# timm's architectures, by units in each stage and factor on the channels.
+_ARCHITECTURES = {
+    ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
+    ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
+    ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
+    ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
+    ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
+    ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
+}
+
+
+def named(architecture: str) -> dict | None:
+    """What the name of an architecture says of a BiT, by timm's arguments; None: it is of none."""
+    for (blocks, width), name in _ARCHITECTURES.items():
+        if name == architecture:
+            return dict(layers=blocks, width_factor=width)
+    return None
+
+
+def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
+    pooling = given_arguments(config).get("global_pool") or config.get("global_pool")
+    if pooling not in (None, "avg"):
+        raise UserError(f"a timm BiT with global_pool={pooling!r} is not read")
+    root, blocks = tensors["stem.conv.weight"].shape, resnet_blocks(tensors)
+    refuse_contradictions(config, dict(layers=blocks, width_factor=root[0] // 64))
+    values = dict(
+        image_size=stated_size(config) or image_size or 224,
+        channels=root[1],
+        num_classes=tensors["head.fc.bias"].shape[0] if "head.fc.bias" in tensors else 0,
+        resnet_blocks=blocks,
+        resnet_width=root[0] // 64,
+        resnet_epsilons="timm",
+    )
+    return values, ""
+
+
+def _describe(values: dict) -> dict:
+    key = (values["resnet_blocks"], values["resnet_width"])
+    if key not in _ARCHITECTURES:
+        raise UserError(f"timm has no BiT with {list(key[0])} units and width {key[1]}")
+    return dict(
+        architecture=_ARCHITECTURES[key], model_args=dict(in_chans=values["channels"])
+    ) | pretrained_config(values, fixed_input_size=False)
+
+
+FORMAT = Format(
+    model=BiT,
+    claims=lambda config, tensors: "stem.conv.weight" in tensors,
+    arguments=_arguments,
+    rules=lambda values: _RULES,
+    describe=_describe,
+)

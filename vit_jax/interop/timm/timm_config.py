@@ -1,0 +1,97 @@
+"""What timm's `config.json` says of a model, whatever family it is of."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import CONV, UNIT, Rule, count_units, torch_norm
+
+# Arguments that change the model in ways which its tensors do not show, and what they may be.
+ONLY = {
+    "act_layer": (None, "gelu", "gelu_tanh"),
+    "global_pool": (None, "token", "avg", "map"),
+    "fc_norm": (None, False, True),
+    "final_norm": (True,),
+    "norm_layer": (None,),
+    "embed_norm_layer": (None,),
+    "pos_embed": ("learn", "none", ""),
+}
+SHOWN = (
+    *("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "in_chans", "num_classes"),
+    *("class_token", "init_values", "qkv_bias", "qk_norm", "reg_tokens", "no_embed_class", "proj_bias"),
+    *("weight_init", "fix_init", "dynamic_img_size", "strict_img_size", "layers", "width_factor"),
+)
+
+
+def given_arguments(config: dict) -> dict[str, Any]:
+    """The arguments that a `config.json` gives beside its architecture.
+
+    Raises:
+      UserError: one that changes what the model computes and shows in no tensor.
+    """
+    given = config.get("model_args") or {}
+    for name, value in given.items():
+        harmless = name in SHOWN or name.endswith("_rate")
+        if not harmless and value not in ONLY.get(name, (None, False, "")):
+            raise UserError(f"a timm model with {name}={value!r} is not read")
+    pooling = given.get("global_pool") or config.get("global_pool")
+    if pooling not in ONLY["global_pool"]:
+        raise UserError(f"a timm model with global_pool={pooling!r} is not read")
+    return given
+
+
+def stated_size(config: dict) -> tuple[int, int] | None:
+    """The size of the images in a `config.json`, or None."""
+    size = (config.get("model_args") or {}).get("img_size")
+    if size is None:
+        size = ((config.get("pretrained_cfg") or {}).get("input_size") or [None])[1:] or None
+    return (size, size) if isinstance(size, int) else size and tuple(size)
+
+
+def refuse_contradictions(config: dict, shown: dict[str, Any]) -> None:
+    """Raises UserError where tensors cannot be those of the architecture, with the arguments given.
+
+    Args:
+      config: a `config.json`; what the architecture's name says is in `named`, by timm's arguments.
+      shown: what the tensors show.
+    """
+    if config.get("architecture") is None:
+        return
+    said, given = config["named"], config.get("model_args") or {}
+    for name, value in shown.items():
+        stated = said.get(name) if given.get(name) is None else given[name]
+        stated = tuple(stated) if isinstance(stated, list) else stated
+        if stated != value:
+            raise UserError(
+                f"config.json contradicts the tensors: {config['architecture']!r} has {name} {stated!r}, "
+                f"they have {value!r}"
+            )
+
+
+def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
+    """What a `config.json` says of any model's images and classes."""
+    height, width = values["image_size"]
+    pretrained = dict(
+        input_size=[values["channels"], height, width],
+        num_classes=values["num_classes"],
+        fixed_input_size=fixed_input_size,
+    )
+    return dict(num_classes=values["num_classes"], pretrained_cfg=pretrained)
+
+
+def resnet_rules(root: str, units: str) -> tuple[Rule, ...]:
+    """The rules of a ResNet below `root`, whose stages are at `units`."""
+    unit = units + "stages.{m[0]}.blocks.{m[1]}."
+    return (
+        Rule("resnet/root/kernel", root + "conv.weight", CONV),
+        *torch_norm("resnet/root_norm", root + "norm"),
+        Rule(UNIT + r"conv(\d)/kernel", unit + "conv{2}.weight", CONV),
+        *torch_norm(UNIT + r"norm(\d)", unit + "norm{2}"),
+        Rule(UNIT + "conv_proj/kernel", unit + "downsample.conv.weight", CONV),
+        *torch_norm(UNIT + "norm_proj", unit + "downsample.norm"),
+    )
+
+
+def resnet_blocks(names: Iterable[str]) -> tuple[int, ...]:
+    """Units in each stage of a ResNet, by the names of its tensors."""
+    return count_units(names, r"(?:patch_embed\.backbone\.)?stages\.(\d+)\.blocks\.(\d+)\.", first=0)

@@ -1,0 +1,83 @@
+"""Hugging Face Transformers' tensors and `config.json`.
+
+A folder with both files is what `from_pretrained(FOLDER)` takes.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from vit_jax.errors import UserError
+from vit_jax.interop.library import Library, load_formats
+from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_transformers, per_channel, to_transformers
+from vit_jax.interop.tensor_files import Tensor
+
+
+def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict[str, Tensor], dict]:
+    """Leaves out the token that masks patches in pre-training only.
+
+    Tensors of a model without classifier lose the `vit.` that some classes put before their names.
+
+    Raises:
+      UserError: there is no `config.json`.
+    """
+    if not config:
+        raise UserError(f"{path} is of Transformers, which needs the config.json of its model beside it")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("embeddings.mask_token")}
+    if not any("classifier" in name for name in kept):
+        kept = {re.sub(r"^(vit|deit|bit)\.", "", name): tensor for name, tensor in kept.items()}
+    return kept, config
+
+
+def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and deviation (and `image_size`), the rest, and what a folder without its file does not say."""
+    if not said:
+        return {}, None, "pixels in [-1, 1], as there is no preprocessor_config.json"
+    return *of_transformers(said), ""
+
+
+def _class_names(config: dict) -> list:
+    """Those of the classes, if they are named."""
+    names = config.get("id2label") or {}
+    return [names[key] for key in sorted(names, key=int)]
+
+
+def _files(
+    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str]
+) -> dict[str, dict]:
+    """What lies beside the tensors: `config.json`, with the classes' names, and `preprocessor_config.json`.
+
+    Raises:
+      UserError: Transformers has no such crop.
+    """
+    channels = values["channels"]
+    if names:
+        described |= dict(
+            id2label={str(label): name for label, name in enumerate(names)},
+            label2id={name: label for label, name in enumerate(names)},
+        )
+    processor = to_transformers(seen or UNSAID, values["image_size"]) | dict(
+        image_mean=per_channel(values["mean"], channels), image_std=per_channel(values["deviation"], channels)
+    )
+    return {"config.json": described, "preprocessor_config.json": processor}
+
+
+LIBRARY = Library(
+    title="Transformers",
+    formats=load_formats(
+        __name__,
+        "transformers_bit",
+        "transformers_vit",
+    ),
+    suffix="",
+    claims=lambda path, config, tensors: (
+        "model_type" in config or any("embeddings.patch_embeddings." in name for name in tensors)
+    ),
+    prepare=_prepare,
+    unknown=lambda config, tensors: (
+        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: bit, deit, vit"
+    ),
+    preprocessing=_preprocessing,
+    class_names=_class_names,
+    files=_files,
+)

@@ -1,0 +1,84 @@
+"""BiT in Hugging Face Transformers."""
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import CONV, UNIT, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Format
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.transformers.transformers_config import (
+    below,
+    common_config,
+    count_classes,
+    require_always,
+)
+from vit_jax.models.resnet import BiT
+
+_ALWAYS = dict(
+    layer_type="preactivation",
+    hidden_act="relu",
+    num_groups=32,
+    output_stride=32,
+    width_factor=1,
+    global_padding=None,
+    embedding_dynamic_padding=False,
+)
+_LAYER = "encoder.stages.{m[0]}.layers.{m[1]}."
+_RULES = (
+    Rule("resnet/root/kernel", "embedder.convolution.weight", CONV),
+    Rule(UNIT + r"conv(\d)/kernel", _LAYER + "conv{2}.weight", CONV),
+    *torch_norm(UNIT + r"norm(\d)", _LAYER + "norm{2}"),
+    Rule(UNIT + "conv_proj/kernel", _LAYER + "downsample.conv.weight", CONV),
+    *torch_norm("norm", "norm"),
+)
+
+
+def _rules(values: dict) -> tuple[Rule, ...]:
+    """How a model's parameters are named; below `bit.` where there is a classifier."""
+    if not values["num_classes"]:
+        return _RULES
+    return (*below("bit", _RULES), *torch_dense("head", "classifier.1"))
+
+
+def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors and a `config.json` belong to, which takes images of any size."""
+    classes = count_classes(tensors, config, "Bit")
+    try:
+        require_always(config, _ALWAYS)
+        widths = [4 * config["embedding_size"] * 2**stage for stage in range(len(config["depths"]))]
+        require_always(config, dict(hidden_sizes=widths))
+        values = dict(
+            image_size=image_size or 224,
+            channels=config.get("num_channels", 3),
+            num_classes=classes,
+            resnet_blocks=tuple(config["depths"]),
+            resnet_width=config["embedding_size"] // 64,
+            resnet_epsilons="timm",
+        )
+    except KeyError as error:
+        raise UserError(f"config.json of a Transformers bit lacks {error}") from error
+    return values, ""
+
+
+def _describe(values: dict) -> dict:
+    width, blocks = values["resnet_width"], list(values["resnet_blocks"])
+    return dict(
+        architectures=["BitForImageClassification" if values["num_classes"] else "BitModel"],
+        model_type="bit",
+        layer_type="preactivation",
+        depths=blocks,
+        hidden_sizes=[256 * width * 2**stage for stage in range(len(blocks))],
+        embedding_size=64 * width,
+        num_groups=32,
+        hidden_act="relu",
+        global_padding=None,
+        embedding_dynamic_padding=False,
+        width_factor=1,
+    ) | common_config(values)
+
+
+FORMAT = Format(
+    model=BiT,
+    claims=lambda config, tensors: config.get("model_type") == "bit",
+    arguments=_arguments,
+    rules=_rules,
+    describe=_describe,
+)
