@@ -10,7 +10,7 @@ from tests.conftest import name_missing_operators
 from vit_jax.benchmarks import bench_inference, bench_tpu, bench_train, other_projects
 from vit_jax.benchmarks.bench_train import program_memory
 from vit_jax.errors import UserError
-from vit_jax.models import vit
+from vit_jax.models import transformer, vit
 from vit_jax.parallel.chips import GIB
 
 TINY = dict(models=["ViT-mu/16"], images=2, image_size=32, turns=1, seconds=0)
@@ -68,7 +68,8 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
 @pytest.mark.parametrize("part", [part for part in bench_tpu.PARTS if "." in part])
 def test_parts_of_a_step_are_functions_that_there_are(part):
     owner, method = part.split(".")
-    assert callable(getattr(getattr(vit, owner), method))
+    module = vit if hasattr(vit, owner) else transformer
+    assert callable(getattr(getattr(module, owner), method))
 
 
 @pytest.mark.slow

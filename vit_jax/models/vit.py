@@ -10,30 +10,29 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from numbers import Integral
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
-from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import TokenModel
-from vit_jax.models.layers import capturing, named, platform, run_layers
+from vit_jax.models.layers import capturing, named, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import (
     FIXED,
     PositionEmbedding,
     count_offsets,
     relative_offsets,
-    rotate,
     rotation_tables,
 )
 from vit_jax.models.resnet import HEAD_AXES, RESNET_AXES, ResNet, linear_head, resnet_stride
+from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, layer_norm
 
 CAPTURES = ("attention", "tokens")
 
@@ -63,232 +62,6 @@ HYBRIDS = {
     ("R26", 32): dict(resnet_blocks=(2, 2, 2, 2), patch_size=1),
     ("R", 16): dict(resnet_blocks=(), patch_size=8),
 }
-
-
-class Attention(nnx.Module):
-    """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
-
-    Args:
-      qk_norm: normalise the queries and keys of each head (Dehghani et al., 2023).
-      offsets: size of the table of relative positions, 0 for none (appendix D.4): an embedding
-        for each offset is added to the keys, for all heads the same.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        *,
-        qk_norm: bool = False,
-        offsets: int = 0,
-        epsilon: float = 1e-6,
-        scheme: initializers.Scheme = initializers.SCHEMES["flax"],
-        dtype,
-        rngs: nnx.Rngs,
-    ):
-        head_dim = dim // heads
-        self.qkv = nnx.LinearGeneral(
-            dim, (3, heads, head_dim), kernel_init=scheme.qkv, dtype=dtype, rngs=rngs
-        )
-        self.query_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
-        self.key_norm = _layer_norm(head_dim, epsilon, dtype, rngs) if qk_norm else None
-        if offsets:
-            self.relative_embedding = nnx.Param(initializers.normal(0.02)(rngs.params(), (offsets, head_dim)))
-        self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
-        )
-
-    def __call__(
-        self,
-        x: jax.Array,
-        offsets: np.ndarray | None = None,
-        rotation: tuple[np.ndarray, np.ndarray] | None = None,
-        read: int | None = None,
-    ) -> jax.Array:
-        """`[batch, ..., tokens, dim]` to the same shape. The softmax is taken in float32.
-
-        Args:
-          offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
-          rotation: cosines and sines `[tokens, head_dim]` that turn queries and keys.
-          read: attend from so many tokens only, the first.
-        """
-        query, key, value = (named("heads", part) for part in self.project(x, read))
-        if self.query_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        if rotation is not None:
-            query, key = rotate(query, *(table[:read] for table in rotation)), rotate(key, *rotation)
-        bias = None
-        if offsets is not None:
-            table = self.relative_embedding[...].astype(query.dtype)[offsets[:read]]
-            bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
-        # More axes before the tokens than the batch are lines of a grid, each for itself.
-        lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
-        attended = attend(*lines, bias=bias)
-        return self.out(named("heads", attended.reshape(query.shape)))
-
-    def project(self, x: jax.Array, read: int | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries of the first `read` tokens, keys and values, `[batch, ..., tokens, heads, head_dim]`."""
-        kernel, bias = self.qkv.kernel[...], self.qkv.bias[...].astype(x.dtype)
-        if read is None and platform() != "tpu":
-            fused = jnp.einsum("...c,cshd->...shd", x, kernel.astype(x.dtype)) + bias
-            return tuple(jnp.moveaxis(fused, -3, 0))
-        # Products of their own have better layouts on a TPU.
-        return tuple(
-            jnp.einsum("...c,chd->...hd", tokens, kernel[:, part].astype(x.dtype)) + bias[part]
-            for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
-        )
-
-
-class Mlp(nnx.Module):
-    """Dense, GELU, dropout, dense, applied to each token alone.
-
-    With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer, 2020).
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        *,
-        kind: str,
-        dropout: float,
-        gelu: str,
-        scheme: initializers.Scheme = initializers.SCHEMES["flax"],
-        dtype,
-        rngs: nnx.Rngs,
-    ):
-        values = dict(bias_init=scheme.mlp_bias, dtype=dtype, rngs=rngs)
-        if kind == "swiglu":
-            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initializers.xavier(parts=2), **values)
-        else:
-            self.fc1 = nnx.Linear(dim, hidden, kernel_init=initializers.xavier(), **values)
-        self.fc2 = nnx.Linear(hidden, dim, kernel_init=initializers.xavier(), **values)
-        self.kind, self.gelu = kind, gelu
-        self.dropout = dropout
-
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        x = self.fc1(x)
-        if self.kind == "swiglu":
-            x = nnx.silu(x[..., 0, :]) * x[..., 1, :]
-        else:
-            x = nnx.gelu(x, approximate=self.gelu == "tanh")
-        return self.fc2(drop(named("hidden", x), self.dropout, rngs))
-
-
-class EncoderBlock(nnx.Module):
-    """One pre-norm layer (equations 2 and 3).
-
-    Args:
-      layer_scale: initial value of a learned factor for each channel of a branch (Touvron et al.,
-        2021); None for no such factors.
-      stochastic_depth: chance that an image skips a branch in training (Huang et al., 2016).
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        hidden: int,
-        *,
-        mlp: str,
-        gelu: str,
-        dropout: float,
-        stochastic_depth: float,
-        layer_scale: float | None,
-        qk_norm: bool,
-        offsets: int,
-        epsilon: float,
-        scheme: initializers.Scheme = initializers.SCHEMES["flax"],
-        dtype,
-        rngs: nnx.Rngs,
-    ):
-        self.norm1 = _layer_norm(dim, epsilon, dtype, rngs)
-        self.attention = Attention(
-            dim,
-            heads,
-            qk_norm=qk_norm,
-            offsets=offsets,
-            epsilon=epsilon,
-            scheme=scheme,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.norm2 = _layer_norm(dim, epsilon, dtype, rngs)
-        self.mlp = Mlp(
-            dim, hidden, kind=mlp, dropout=dropout, gelu=gelu, scheme=scheme, dtype=dtype, rngs=rngs
-        )
-        self.dropout, self.stochastic_depth = dropout, stochastic_depth
-        scaled = layer_scale is not None
-        self.scale1 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
-        self.scale2 = nnx.Param(jnp.full(dim, layer_scale)) if scaled else None
-
-    def __call__(
-        self,
-        x: jax.Array,
-        rngs: nnx.Rngs | None = None,
-        stochastic_depth=None,
-        read: int | None = None,
-        **positions,
-    ) -> jax.Array:
-        """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`.
-
-        Args:
-          stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart.
-          read: return so many tokens only, the first.
-        """
-        skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
-
-        def finish(branch, scale):
-            branch = branch if scale is None else branch * scale[...].astype(branch.dtype)
-            branch = drop(branch, self.dropout, rngs)
-            return drop(branch, skipped, rngs, (x.shape[0],) + (1,) * (x.ndim - 1))
-
-        branch = self.attention(self.norm1(x), read=read, **positions)
-        x = (x if read is None else x[..., :read, :]) + finish(branch, self.scale1)
-        return x + finish(self.mlp(self.norm2(x), rngs), self.scale2)
-
-
-class AxialBlock(nnx.Module):
-    """Attention and MLP within each row of the grid, then within each column (appendix D.6)."""
-
-    def __init__(self, grid: tuple[int, int], *block, **values):
-        self.grid = grid
-        self.row = EncoderBlock(*block, **values)
-        self.column = EncoderBlock(*block, **values)
-
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None, stochastic_depth=None) -> jax.Array:
-        """`[batch, rows * columns, dim]` to the same shape."""
-        grid = x.reshape(x.shape[0], *self.grid, x.shape[-1])
-        grid = self.row(grid, rngs, stochastic_depth).swapaxes(1, 2)
-        return self.column(grid, rngs, stochastic_depth).swapaxes(1, 2).reshape(x.shape)
-
-
-class AttentionPooling(nnx.Module):
-    """One learned query attends to all tokens; then an MLP (Zhai et al., 2022)."""
-
-    def __init__(
-        self, dim: int, heads: int, hidden: int, *, gelu: str, epsilon: float, dtype, rngs: nnx.Rngs
-    ):
-        head_dim = dim // heads
-        self.probe = nnx.Param(initializers.xavier()(rngs.params(), (1, 1, dim)))
-        self.query = nnx.LinearGeneral(
-            dim, (heads, head_dim), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
-        )
-        self.key_value = nnx.LinearGeneral(
-            dim, (2, heads, head_dim), kernel_init=initializers.xavier(parts=2), dtype=dtype, rngs=rngs
-        )
-        self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
-        )
-        self.norm = _layer_norm(dim, epsilon, dtype, rngs)
-        self.mlp = Mlp(dim, hidden, kind="gelu", dropout=0.0, gelu=gelu, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`[batch, tokens, dim]` to `[batch, dim]`."""
-        query = jnp.broadcast_to(self.query(self.probe[...]), (x.shape[0], 1, *self.query.out_features))
-        key, value = jnp.moveaxis(self.key_value(x), -3, 0)
-        x = self.out(jax.nn.dot_product_attention(query, key, value))
-        return (x + self.mlp(self.norm(x)))[:, 0]
 
 
 class ViT(TokenModel):
@@ -386,39 +159,11 @@ class ViT(TokenModel):
         dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
-        check_arguments(locals())
+        given = SimpleNamespace(**locals())
+        check_arguments(vars(given))
         height, width = (image_size,) * 2 if isinstance(image_size, Integral) else image_size
         stride = patch_size * resnet_stride(resnet_blocks)
-        if height % stride or width % stride:
-            down = max(stride, height // stride * stride)
-            patch = f"patch size {patch_size}" if resnet_blocks is None else f"the hybrid's stride {stride}"
-            raise UserError(
-                f"{patch} does not divide the image of {height}x{width} pixels; "
-                f"use an image size such as {down} or {down + stride}, or another patch size"
-            )
-        if dim % heads:
-            raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
-        if cls_token and pooling == "cls":
-            raise UserError("model.cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway")
-        if fc_norm and distillation == "heads":
-            raise UserError("model.fc_norm normalises one vector, and model.distillation='heads' reads two")
-        if distillation != "none" and pooling != "cls":
-            raise UserError("model.distillation needs the class token beside its own: model.pooling='cls'")
-        if attention == "axial" and (
-            pooling == "cls" or cls_token or registers or rope or position in ("none", "relative")
-        ):
-            raise UserError(
-                "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or 'map', "
-                "no class token, no registers, and model.position='1d', '2d' or 'sincos2d' without rope"
-            )
-        if position_at != "stem" and position not in ("1d", "2d"):
-            raise UserError(f"model.position_at={position_at!r} is for model.position='1d' and '2d'")
-        if position in ("2d", *FIXED) and dim % 4:
-            raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
-        if distillation == "heads" and not num_classes:
-            raise UserError("model.distillation='heads' needs classes; without them it is 'token'")
-        if rope and dim // heads % 4:
-            raise UserError(f"model.rope needs heads of a width divisible by 4, not {dim // heads}")
+        _check_together(given, (height, width), stride)
 
         super().__init__((height, width), channels, mean, deviation)
         self.num_classes = num_classes
@@ -438,7 +183,20 @@ class ViT(TokenModel):
         self.prefix_tokens = tuple(token for token, there in present.items() if there)
         self.tokens = self.prefix + math.prod(self.grid) + registers
 
-        compute, scheme = jnp.dtype(dtype), initializers.SCHEMES[initialization]
+        stack = Stack(
+            dim,
+            heads,
+            hidden,
+            mlp=mlp,
+            gelu=gelu,
+            dropout=dropout,
+            layer_scale=layer_scale,
+            qk_norm=qk_norm,
+            offsets=count_offsets(self.grid, self.prefix, registers) if position == "relative" else 0,
+            epsilon=norm_epsilon,
+            scheme=initializers.SCHEMES[initialization],
+            dtype=jnp.dtype(dtype),
+        )
 
         def hybrid_trunk():
             return ResNet(
@@ -448,7 +206,7 @@ class ViT(TokenModel):
                 preactivation=False,
                 epsilons=resnet_epsilons,
                 remat=remat,
-                dtype=compute,
+                dtype=stack.dtype,
                 rngs=rngs,
             )
 
@@ -460,9 +218,9 @@ class ViT(TokenModel):
             kernel_size=(patch_size, patch_size),
             strides=(patch_size, patch_size),
             padding="VALID",
-            kernel_init=scheme.patches,
-            bias_init=scheme.patches_bias(patch_size**2 * inputs),
-            dtype=compute,
+            kernel_init=stack.scheme.patches,
+            bias_init=stack.scheme.patches_bias(patch_size**2 * inputs),
+            dtype=stack.dtype,
             rngs=rngs,
         )
         learned = position in ("1d", "2d")  # Then a token's position gives it its first values.
@@ -488,39 +246,21 @@ class ViT(TokenModel):
             self.register_tokens = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, registers, dim)))
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
-        offsets = 0
-        if position == "relative":
-            offsets = count_offsets(self.grid, self.prefix, registers)
-
         def block(layer):
-            values = dict(
-                mlp=mlp,
-                gelu=gelu,
-                dropout=dropout,
-                stochastic_depth=self.layer_rate(layer),
-                layer_scale=layer_scale,
-                qk_norm=qk_norm,
-                offsets=offsets,
-                epsilon=norm_epsilon,
-                scheme=scheme,
-                dtype=compute,
-                rngs=rngs,
-            )
+            rate = self.layer_rate(layer)
             if attention == "axial":
-                return AxialBlock(self.grid, dim, heads, hidden, **values)
-            return EncoderBlock(dim, heads, hidden, **values)
+                return AxialBlock(self.grid, stack, rate, rngs=rngs)
+            return EncoderBlock(stack, rate, rngs=rngs)
 
         # Named by depth, so that a checkpoint's paths are strings that sort in order.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(depth)})
-        self.norm = None if fc_norm else _layer_norm(dim, norm_epsilon, compute, rngs)
-        self.fc_norm = _layer_norm(dim, norm_epsilon, compute, rngs) if fc_norm else None
+        self.norm = None if fc_norm else layer_norm(dim, stack, rngs)
+        self.fc_norm = layer_norm(dim, stack, rngs) if fc_norm else None
         if pooling == "map":
-            self.attention_pooling = AttentionPooling(
-                dim, heads, hidden, gelu=gelu, epsilon=norm_epsilon, dtype=compute, rngs=rngs
-            )
+            self.attention_pooling = AttentionPooling(stack, rngs=rngs)
 
         def hidden_layer():
-            return nnx.Linear(dim, dim, kernel_init=initializers.lecun(), dtype=compute, rngs=rngs)
+            return nnx.Linear(dim, dim, kernel_init=initializers.lecun(), dtype=stack.dtype, rngs=rngs)
 
         self.pre_logits = hidden_layer() if pre_logits else None
         self.head = linear_head(dim, num_classes, head_bias, rngs) if num_classes else None
@@ -676,8 +416,45 @@ class ViT(TokenModel):
         return pooled
 
 
-def _layer_norm(dim, epsilon, dtype, rngs):
-    return nnx.LayerNorm(dim, epsilon=epsilon, dtype=dtype, rngs=rngs)  # Statistics stay float32.
+def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) -> None:
+    """Raises UserError for arguments of `ViT` that do not fit one another.
+
+    Args:
+      size: height and width of the images.
+      stride: pixels from one patch to the next.
+    """
+    dim, heads, position = given.dim, given.heads, given.position
+    height, width = size
+    if height % stride or width % stride:
+        down = max(stride, height // stride * stride)
+        hybrid = given.resnet_blocks is not None
+        patch = f"the hybrid's stride {stride}" if hybrid else f"patch size {given.patch_size}"
+        raise UserError(
+            f"{patch} does not divide the image of {height}x{width} pixels; "
+            f"use an image size such as {down} or {down + stride}, or another patch size"
+        )
+    if dim % heads:
+        raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
+    if given.cls_token and given.pooling == "cls":
+        raise UserError("model.cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway")
+    if given.fc_norm and given.distillation == "heads":
+        raise UserError("model.fc_norm normalises one vector, and model.distillation='heads' reads two")
+    if given.distillation != "none" and given.pooling != "cls":
+        raise UserError("model.distillation needs the class token beside its own: model.pooling='cls'")
+    more_than_patches = given.pooling == "cls" or given.cls_token or given.registers
+    if given.attention == "axial" and (more_than_patches or given.rope or position in ("none", "relative")):
+        raise UserError(
+            "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or 'map', "
+            "no class token, no registers, and model.position='1d', '2d' or 'sincos2d' without rope"
+        )
+    if given.position_at != "stem" and position not in ("1d", "2d"):
+        raise UserError(f"model.position_at={given.position_at!r} is for model.position='1d' and '2d'")
+    if position in ("2d", *FIXED) and dim % 4:
+        raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
+    if given.distillation == "heads" and not given.num_classes:
+        raise UserError("model.distillation='heads' needs classes; without them it is 'token'")
+    if given.rope and dim // heads % 4:
+        raise UserError(f"model.rope needs heads of a width divisible by 4, not {dim // heads}")
 
 
 def _parse(name: str) -> dict | None:

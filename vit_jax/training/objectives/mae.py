@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import sincos2d
-from vit_jax.models.vit import EncoderBlock
+from vit_jax.models.transformer import EncoderBlock, Stack
 from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, shuffled, unpatchify
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
@@ -70,20 +70,8 @@ class MAE(Objective):
         values = dict(dtype=dtype, rngs=rngs)
         self.embedding = nnx.Linear(model.dim, dim, kernel_init=initializers.xavier(), **values)
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
-        same = dict(
-            mlp="gelu",
-            gelu="erf",
-            dropout=0.0,
-            stochastic_depth=0.0,
-            layer_scale=None,
-            qk_norm=False,
-            offsets=0,
-            epsilon=1e-6,
-            scheme=initializers.SCHEMES["mae"],
-        )
-        self.blocks = nnx.Dict(
-            {f"{layer:02d}": EncoderBlock(dim, heads, 4 * dim, **same, **values) for layer in range(depth)}
-        )
+        stack = Stack(dim, heads, 4 * dim, gelu="erf", scheme=initializers.SCHEMES["mae"], dtype=dtype)
+        self.blocks = nnx.Dict({f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(depth)})
         self.norm = nnx.LayerNorm(dim, epsilon=1e-6, **values)
         outputs = self.patch**2 * model.channels
         self.prediction = nnx.Linear(
