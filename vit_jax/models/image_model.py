@@ -57,6 +57,23 @@ class ImageModel(nnx.Module):
         """Turns images into what enters the head, `[batch, features]`, whether there is a head or not."""
         raise NotImplementedError
 
+    def resized(self, image_size: int | tuple[int, int]) -> "ImageModel":
+        """The same model for images of another size, in pixels or as (height, width).
+
+        It has the same parameters, and gradients of what it computes reach them: an objective may look at
+        crops of several sizes in one step. The model itself goes on to refuse images of another size.
+
+        Raises:
+          UserError: a model of this kind has no such size.
+        """
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        if size == self.image_size or self.any_size:
+            return self
+        raise UserError(
+            f"a {type(self).__name__} for {'x'.join(map(str, self.image_size))} pixels has parameters of "
+            f"that size, and is not resized to {'x'.join(map(str, size))}"
+        )
+
     def normalize(self, images: jax.Array) -> jax.Array:
         """What the first layer sees, float32 `[batch, height, width, channels]`.
 

@@ -47,6 +47,29 @@ class PositionEmbedding(nnx.Module):
             table = jnp.concatenate([self.special_table[...], table])
         return table[None]
 
+    def resized(self, grid: tuple[int, int]) -> "PositionEmbedding":
+        """The same positions for another grid, as a function of these: gradients reach their table.
+
+        Learned ones are interpolated as `interop.positions.resize_positions` does (paper, section 3.2), fixed
+        ones are computed for the new grid; those of the prefix tokens stay.
+        """
+        other = nnx.clone(self)
+        other.grid = tuple(grid)
+        rows, columns = (interpolation(old, new) for old, new in zip(self.grid, grid, strict=True))
+        if self.kind == "1d":
+            prefix, patches = self.table[:, : self.prefix], self.table[0, self.prefix :]
+            patches = jnp.einsum("rR,cC,RCd->rcd", rows, columns, patches.reshape(*self.grid, self.dim))
+            other.table = nnx.Param(jnp.concatenate([prefix, patches.reshape(1, -1, self.dim)], axis=1))
+        elif self.kind == "2d":
+            other.x, other.y = nnx.Param(columns @ self.x[...]), nnx.Param(rows @ self.y[...])
+        return other
+
+
+def interpolation(old: int, new: int) -> np.ndarray:
+    """The weights `[new, old]` of linear interpolation along one axis; both ends stay where they are."""
+    places = np.arange(new) * ((old - 1) / max(1, new - 1))
+    return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old))).astype(np.float32)
+
 
 def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
     """Fixed positions `[rows * columns, dim]`: sines and cosines of the column, then of the row.

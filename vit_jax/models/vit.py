@@ -178,7 +178,7 @@ class ViT(TokenModel):
         self.pools_plainly = pooling != "map" and not pre_logits and not fc_norm
         self.keeps_any = stem and not rope and attention == "full"
         self.grid = (height // stride, width // stride)
-        self.rope_grid = tuple(rope_grid) if rope_grid else self.grid
+        self.rope_grid = tuple(rope_grid) if rope_grid else None
         present = {"cls": self.cls_token, "distillation_token": distillation != "none"}
         self.prefix_tokens = tuple(token for token, there in present.items() if there)
         self.tokens = self.prefix + math.prod(self.grid) + registers
@@ -310,6 +310,32 @@ class ViT(TokenModel):
         x = self.encode(self.assemble(self.patches(images), rngs), rngs, read)
         return x if self.norm is None else self.norm(x)
 
+    def resized(self, image_size: int | tuple[int, int]) -> "ViT":
+        """The same model for images of another size: learned positions are interpolated, and share gradients.
+
+        Raises:
+          UserError: the patches do not divide it, or there is a parameter for each offset between tokens.
+        """
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        if size == self.image_size:
+            return self
+        if self.position == "relative":
+            raise UserError("model.position='relative' has a parameter for each offset, and is not resized")
+        stride = self.image_size[0] // self.grid[0]
+        _check_size(size, stride, f"the patches' stride {stride}")
+        other = nnx.clone(self)
+        other.image_size, other.grid = size, (size[0] // stride, size[1] // stride)
+        other.tokens = self.prefix + math.prod(other.grid) + self.registers
+        if isinstance(self.position_embedding, PositionEmbedding):
+            other.position_embedding = self.position_embedding.resized(other.grid)
+        elif self.position_embedding is not None:
+            for layer, positions in self.position_embedding.items():
+                other.position_embedding[layer] = positions.resized(other.grid)
+        for block in other.blocks.values():
+            if isinstance(block, AxialBlock):
+                block.grid = other.grid
+        return other
+
     def patches(self, images: jax.Array) -> jax.Array:
         """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch, patches, dim]`.
 
@@ -360,7 +386,7 @@ class ViT(TokenModel):
             positions["offsets"] = relative_offsets(self.grid, self.prefix, self.registers)
         if self.rope:
             positions["rotation"] = rotation_tables(
-                self.grid, self.rope_grid, self.prefix, self.registers, self.dim // self.heads
+                self.grid, self.rope_grid or self.grid, self.prefix, self.registers, self.dim // self.heads
             )
         key = None if rngs is None else rngs.dropout()
 
@@ -424,15 +450,8 @@ def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) 
       stride: pixels from one patch to the next.
     """
     dim, heads, position = given.dim, given.heads, given.position
-    height, width = size
-    if height % stride or width % stride:
-        down = max(stride, height // stride * stride)
-        hybrid = given.resnet_blocks is not None
-        patch = f"the hybrid's stride {stride}" if hybrid else f"patch size {given.patch_size}"
-        raise UserError(
-            f"{patch} does not divide the image of {height}x{width} pixels; "
-            f"use an image size such as {down} or {down + stride}, or another patch size"
-        )
+    hybrid = given.resnet_blocks is not None
+    _check_size(size, stride, f"the hybrid's stride {stride}" if hybrid else f"patch size {given.patch_size}")
     if dim % heads:
         raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
     if given.cls_token and given.pooling == "cls":
@@ -455,6 +474,17 @@ def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) 
         raise UserError("model.distillation='heads' needs classes; without them it is 'token'")
     if given.rope and dim // heads % 4:
         raise UserError(f"model.rope needs heads of a width divisible by 4, not {dim // heads}")
+
+
+def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
+    """Raises UserError unless the stride, in these words, divides the height and width of the images."""
+    height, width = size
+    if height % stride or width % stride:
+        down = max(stride, height // stride * stride)
+        raise UserError(
+            f"{words} does not divide the image of {height}x{width} pixels; "
+            f"use an image size such as {down} or {down + stride}, or another patch size"
+        )
 
 
 def _parse(name: str) -> dict | None:

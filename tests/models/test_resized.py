@@ -1,0 +1,93 @@
+"""A model resized in the trace: the same parameters for images of another size."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.errors import UserError
+from vit_jax.interop.positions import resize_axis, resize_positions
+from vit_jax.models import create_model
+
+TINY = dict(num_classes=3, dim=16, depth=2, hidden=16, heads=2)
+
+
+def random_positions(model):
+    """The model with random values in place of its positions' first ones."""
+    rng = np.random.default_rng(0)
+    for path, leaf in nnx.to_flat_state(nnx.state(model)):
+        if path[0] == "position_embedding":
+            leaf[...] = jnp.asarray(rng.normal(size=leaf.shape), jnp.float32)
+    return model
+
+
+@pytest.mark.parametrize(("size", "grid"), [((48, 16), (6, 2)), (8, (1, 1)), (64, (8, 8))])
+def test_learned_table_is_resized_as_for_a_checkpoint(size, grid):
+    model = random_positions(create_model("ViT-Ti/8", image_size=(32, 24), **TINY))
+    other = model.resized(size)
+    wanted = resize_positions(np.asarray(model.position_embedding()), (4, 3), grid, 1)
+    np.testing.assert_allclose(other.position_embedding(), wanted, rtol=1e-5, atol=1e-5)
+    assert other.grid == grid and other.tokens == 1 + grid[0] * grid[1]
+    images = np.zeros((2, *other.image_size, 3), np.uint8)
+    assert other(images).shape == (2, 3)
+    with pytest.raises(UserError, match="takes images"):
+        model(images)
+
+
+def test_rows_and_columns_are_resized_as_for_a_checkpoint():
+    model = random_positions(create_model("ViT-Ti/8", image_size=(32, 24), position="2d", **TINY))
+    other = model.resized((40, 48)).position_embedding
+    np.testing.assert_allclose(other.x, resize_axis(model.position_embedding.x, 6), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(other.y, resize_axis(model.position_embedding.y, 5), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
+    model = create_model("ViT-Ti/8", image_size=32, **TINY)
+    graphdef, params = nnx.split(model)
+    large, small = np.ones((1, 32, 32, 3), np.float32), np.ones((1, 16, 16, 3), np.float32)
+
+    @jax.jit
+    def gradient(params, share):
+        def loss(params):
+            model = nnx.merge(graphdef, params)
+            crops = model.resized(16).features(small)[:, 0].sum()
+            return (1 - share) * model.features(large)[:, 0].sum() + share * crops
+
+        return jax.grad(loss)(params)
+
+    whole, crops, both = (gradient(params, share) for share in (0.0, 1.0, 0.5))
+    for tree in (whole, crops):
+        table = np.asarray(tree["position_embedding"]["table"][...])[0]
+        assert (np.abs(table[[0, 1, 4, 13, 16]]).max(axis=1) > 0).all()  # The class token and the corners.
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, whole, crops)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), both, mean)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(position="sincos2d"),
+        dict(position="none", rope=True, pooling="gap"),
+        dict(position="1d", position_at="every", registers=2),
+        dict(attention="axial", pooling="gap"),
+    ],
+)
+def test_a_resized_model_computes_what_one_of_that_size_does(options):
+    model, made = (create_model("ViT-Ti/8", image_size=size, **TINY | options) for size in (32, 16))
+    resized = model.resized(16)
+    nnx.update(made, nnx.state(resized))
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+    np.testing.assert_array_equal(resized.features(images), made.features(images))
+
+
+def test_sizes_that_no_model_has_are_refused():
+    model = create_model("ViT-Ti/8", image_size=16, **TINY)
+    assert model.resized(16) is model
+    with pytest.raises(UserError, match="does not divide the image of 20x16"):
+        model.resized((20, 16))
+    with pytest.raises(UserError, match="relative"):
+        create_model("ViT-Ti/8", image_size=16, position="relative", **TINY).resized(32)
+    axial = create_model("AxialResNet50", image_size=32, num_classes=0, resnet_blocks=(1,))
+    with pytest.raises(UserError, match="a BiT for 32x32 pixels .* not resized to 64x64"):
+        axial.resized(64)
