@@ -52,13 +52,7 @@ def make_optimizer(
     trained: Callable[[dict], dict] | None = None,
     layer: Callable[[str], float] | None = None,
 ) -> optax.GradientTransformation:
-    """Clip by global norm, Adam, Adafactor or momentum, weight decay, learning rate by layer.
-
-    Adafactor is that of "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5) and of big_vision: it
-    keeps sums over rows and columns in place of the second moment, with a decay up to beta2; it has momentum,
-    and does not scale by the parameters. `clip_update` bounds its updates as the original does, at 1 (Shazeer
-    and Stern, 2018). `moment_dtype` is of the first moment only: a second moment in bfloat16 would stand
-    still, since its steps of 1 / 1000 are below bfloat16's rounding.
+    """Clip by global norm, a direction of `DIRECTIONS`, weight decay, learning rate by layer.
 
     Weight decay is decoupled, added to the direction (Loshchilov and Hutter, 2019), or coupled, added to the
     clipped gradient from which the direction is made, as in PyTorch's SGD.
@@ -70,27 +64,12 @@ def make_optimizer(
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
     """
-    clip = clip_by_rms(config.clip_update, config.clip_update_of)
     if config.clip_update and config.name != "adafactor":
         raise UserError(
             f"config.optimizer.clip_update = {config.clip_update} is of optimizer.name='adafactor', not of "
             f"{config.name!r}; use 0, and optimizer.clip_norm for the gradient"
         )
-    moment = jnp.dtype(config.moment_dtype)
-    if config.name == "adam":
-        direction = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=moment)
-    elif config.name == "adafactor":
-        direction = optax.chain(
-            # Of the two largest axes of 32 or more, which never are those of q, k and v.
-            optax.scale_by_factored_rms(
-                min_dim_size_to_factor=32,
-                decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),
-            ),
-            clip,
-            optax.ema(config.beta1, debias=False, accumulator_dtype=moment),
-        )
-    else:
-        direction = optax.trace(decay=config.beta1, accumulator_dtype=moment)
+    direction = DIRECTIONS[config.name](config)
     decay = optax.add_decayed_weights(config.weight_decay, mask=DECAYED[config.decay])
     whole = optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
@@ -102,6 +81,47 @@ def make_optimizer(
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
+
+
+def adam(config: ConfigDict) -> optax.GradientTransformation:
+    """Adam's direction (Kingma and Ba, 2015).
+
+    `moment_dtype` is of the first moment only: a second moment in bfloat16 would stand still, since its steps
+    of 1 / 1000 are below bfloat16's rounding.
+    """
+    moment = jnp.dtype(config.moment_dtype)
+    return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=moment)
+
+
+def adafactor(config: ConfigDict) -> optax.GradientTransformation:
+    """Adafactor's direction in "Scaling Vision Transformers" (Zhai et al., 2022, section 3.5) and big_vision.
+
+    It keeps sums over rows and columns in place of the second moment, with a decay up to beta2; it has
+    momentum, and does not scale by the parameters. `clip_update` bounds its updates as the original does,
+    at 1 (Shazeer and Stern, 2018).
+    """
+    return optax.chain(
+        # Of the two largest axes of 32 or more, which never are those of q, k and v.
+        optax.scale_by_factored_rms(
+            min_dim_size_to_factor=32,
+            decay_rate_fn=lambda step, power: jnp.minimum(config.beta2, 1 - (step + 1.0) ** -power),
+        ),
+        clip_by_rms(config.clip_update, config.clip_update_of),
+        optax.ema(config.beta1, debias=False, accumulator_dtype=jnp.dtype(config.moment_dtype)),
+    )
+
+
+def momentum(config: ConfigDict) -> optax.GradientTransformation:
+    """The gradient with momentum `beta1`."""
+    return optax.trace(decay=config.beta1, accumulator_dtype=jnp.dtype(config.moment_dtype))
+
+
+# The direction of an update by `optimizer.name`, before weight decay and the learning rate.
+DIRECTIONS: dict[str, Callable[[ConfigDict], optax.GradientTransformation]] = {
+    "adam": adam,
+    "adafactor": adafactor,
+    "sgd": momentum,
+}
 
 
 def clip_by_rms(limit: float, of: str) -> optax.GradientTransformation:
