@@ -11,7 +11,7 @@ from flax import nnx
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, model_factory
-from vit_jax.models.vit import SIZES
+from vit_jax.models.vit import SIZES, ViT
 
 TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, hidden=24, heads=4)
 
@@ -139,7 +139,7 @@ def test_multiply_adds_are_what_the_compiler_counts():
     assert counted < flops < 1.1 * counted
 
 
-def random_model(**overrides) -> vit_jax.models.ViT:
+def random_model(**overrides) -> ViT:
     """A model whose every parameter is random, so that none can be left out unseen."""
     model = vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
     rng = np.random.default_rng(0)
