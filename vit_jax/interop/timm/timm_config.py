@@ -23,15 +23,18 @@ SHOWN = (
 )
 
 
-def given_arguments(config: dict) -> dict[str, Any]:
+def given_arguments(config: dict, *shown: str) -> dict[str, Any]:
     """The arguments that a `config.json` gives beside its architecture.
+
+    Args:
+      shown: arguments of one family that its tensors show, beside those of `SHOWN`.
 
     Raises:
       UserError: one that changes what the model computes and shows in no tensor.
     """
     given = config.get("model_args") or {}
     for name, value in given.items():
-        harmless = name in SHOWN or name.endswith("_rate")
+        harmless = name in (*SHOWN, *shown) or name.endswith("_rate")
         if not harmless and value not in ONLY.get(name, (None, False, "")):
             raise UserError(f"a timm model with {name}={value!r} is not read")
     pooling = given.get("global_pool") or config.get("global_pool")
