@@ -155,7 +155,7 @@ def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
 
 
 def _beside(path: Path, name: str) -> dict:
-    """What a JSON file says that belongs to a path, or {}."""
+    """The content of a JSON file that belongs to a path, or {}."""
     file = (path if path.is_dir() else path.parent) / name
     if path.suffix == ".npz" or not file.is_file():
         return {}
@@ -241,14 +241,14 @@ def model_name(model: type[ImageModel], values: dict) -> str:
 
 
 class Fit(NamedTuple):
-    """What became of a checkpoint's parameters in a model."""
+    """A record of what became of a checkpoint's parameters in a model."""
 
     resized: list[str]
     fresh: list[str]
     dropped: list[str]
 
     def describe(self) -> list[str]:
-        """What was resized, made anew and dropped, in lines."""
+        """Says in lines what was resized, made anew and dropped."""
         parts = (("resized", self.resized), ("new", self.fresh), ("dropped", self.dropped))
         return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
 
@@ -256,7 +256,7 @@ class Fit(NamedTuple):
 def fit(
     checkpoint: Checkpoint, changes: dict, new_head: bool = False
 ) -> tuple[dict[str, Any], dict[str, Callable], Fit]:
-    """How the parameters of a model with some arguments changed come from a checkpoint.
+    """Says how the parameters of a model with some arguments changed come from a checkpoint.
 
     A head of another number of classes starts at zero, without the pre-logits layer unless
     `pre_logits` is asked for; positions are resized; what the model has no place for is dropped.

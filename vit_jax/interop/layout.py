@@ -1,4 +1,4 @@
-"""How a parameter of ours is named and laid out in another library.
+"""Names and layouts of our parameters in other libraries.
 
 A format is a list of rules, one for each kind of parameter. A rule turns our path into their names
 and gives the layout that takes our array there and back; a path without a rule is one that the
@@ -23,7 +23,7 @@ class Layout(NamedTuple):
 
 
 def _layout(there: Callable, view: Callable) -> Layout:
-    """From what makes of their array a view with the shape of ours."""
+    """Makes a layout of a function that views their array in the shape of ours."""
 
     def back(theirs, ours):
         ours[...] = view(theirs, ours.shape)
@@ -122,7 +122,7 @@ class Entry(NamedTuple):
         return joined
 
     def their_shapes(self) -> dict[str, tuple[int, ...]]:
-        """What `split` would give, from the shape alone."""
+        """The shapes that `split` would give, from our shape alone."""
         return {name: x.shape for name, x in self.split(np.broadcast_to(np.float32(0), self.shape)).items()}
 
 

@@ -1,4 +1,4 @@
-"""What one library's folder holds: how the library writes the models of each family that it has."""
+"""The content of a library's folder: how the library writes the models of each family that it has."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -19,7 +19,7 @@ Values = dict[str, Any]  # Arguments of a model.
 
 
 class Format(NamedTuple):
-    """How a library writes the models of one family: its file in the library's folder ends with one.
+    """A library's way to write the models of one family: the family's file in its folder ends with one.
 
     Attributes:
       model: the family's class.

@@ -316,7 +316,7 @@ class _Graph:
         return self.add("Slice", [self.whole(value), *bounds, self.integers(axes), steps])
 
     def _gather(self, inputs, out, dimension_numbers, slice_sizes, **_) -> _Value:
-        """Of one place that is known: `x[:, 0]`, `x[..., :2]`."""
+        """A slice at one place that is known: `x[:, 0]`, `x[..., :2]`."""
         value, place = inputs
         if not place.known or place.narrow != (len(dimension_numbers.start_index_map),):
             raise UserError("the model looks up places that it computes, which is not written to ONNX")

@@ -1,4 +1,4 @@
-"""What a library does to an image before its model sees it, as its files say it, in and out.
+"""The preprocessing of images that libraries' files name, read and written.
 
 Mean and deviation are arguments of the model, which normalises by them; the rest is `Preprocessing`.
 """
@@ -41,7 +41,7 @@ _PROCESSORS = {
 
 
 class Preprocessing(NamedTuple):
-    """How an image comes to a model's size. A value that is not known here is kept as it was said."""
+    """The way of an image to a model's size. A value that is not known here is kept as it was said."""
 
     kind: str  # `short_side` or `square`: which sides are resized before the central crop.
     share: (
@@ -173,7 +173,7 @@ def _share(value: Any) -> float:
 
 
 def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """What timm's `pretrained_cfg` says of it, but for mean and deviation; see `lost`.
+    """The values of timm's `pretrained_cfg`, but for mean and deviation; see `lost`.
 
     Raises:
       UserError: timm has no such crop.
@@ -188,7 +188,7 @@ def to_timm(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-    """What Transformers' `preprocessor_config.json` says of it, but for mean and deviation; see `lost`.
+    """The values of Transformers' `preprocessor_config.json`, but for mean and deviation; see `lost`.
 
     Raises:
       UserError: Transformers has no such crop.
@@ -216,7 +216,7 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
 
 
 def lost(seen: Preprocessing | None, size: tuple[int, int], library: str) -> list[str]:
-    """What a library's files cannot say of it, in lines."""
+    """Says in lines what a library's files cannot hold of it."""
     if library == "google":
         return ["Google's npz holds no crop, no interpolation and no names of classes"]
     seen, found = seen or UNSAID, []

@@ -36,7 +36,7 @@ def any_batch(images: tuple[int, ...], dtype: np.dtype):
 
 
 def write_stablehlo(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
-    """By jax.export; returns what runs the file."""
+    """Writes a model by jax.export and returns what runs the file."""
     # Checked first: JAX writes for minutes before it finds out.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
@@ -49,7 +49,7 @@ def write_stablehlo(model, file: Path, images: tuple[int, ...], dtype: np.dtype)
 
 
 def write_onnx(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
-    """By our own writer, `vit_jax.interop.onnx`; returns what runs the file."""
+    """Writes a model by `vit_jax.interop.onnx` and returns what runs the file."""
     try:
         import onnx
         import onnxruntime

@@ -47,7 +47,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array |
 
 
 def weights(query: jax.Array, key: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """What each query takes of each value, float32 `[batch, heads, queries, keys]`; rows sum to 1."""
+    """Attention weights, float32 `[batch, heads, queries, keys]`; each query's row sums to 1."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
     scores = scores / math.sqrt(query.shape[-1])
     return jax.nn.softmax(scores if bias is None else scores + bias.astype(jnp.float32))
@@ -110,7 +110,7 @@ _attend_on_tpu.defvjp(_forward, _backward)
 
 
 def _tokens_in_lanes(x):
-    """Else a row of 64-wide heads fills half a register, and no product is computed within the next."""
+    """Lays tokens along the lanes: rows of 64-wide heads would half fill them, and fuse with no product."""
     layout = Layout(major_to_minor=(0, 1, 3, 2))
     return jax.lax.platform_dependent(x, tpu=lambda x: with_layout_constraint(x, layout), default=lambda x: x)
 

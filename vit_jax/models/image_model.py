@@ -1,4 +1,4 @@
-"""What every model owes whoever trains, evaluates or converts it, and what a model of tokens owes besides.
+"""The methods and properties that every model has, and those that a model of tokens has besides.
 
 Nothing outside `models/` and `interop/` asks which class a model is of: it calls these methods, or asks
 whether the model is a `TokenModel`.
@@ -75,7 +75,7 @@ class ImageModel(nnx.Module):
         )
 
     def normalize(self, images: jax.Array) -> jax.Array:
-        """What the first layer sees, float32 `[batch, height, width, channels]`.
+        """Normalises images for the first layer, float32 `[batch, height, width, channels]`.
 
         Args:
           images: uint8, or floats in [-1, 1].
@@ -88,7 +88,7 @@ class ImageModel(nnx.Module):
         return x if np.all(shift == 0) and np.all(factor == 1) else (x - shift) / factor
 
     def denormalize(self, x: jax.Array) -> jax.Array:
-        """What `normalize` was given, in [0, 255] and not rounded: `[..., channels]`."""
+        """Undoes `normalize`: pixels in [0, 255], not rounded, `[..., channels]`."""
         shift, factor = affine(self.mean, self.deviation)
         return (x * factor + shift + 1) * 127.5
 

@@ -75,7 +75,7 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _initializer(draw: Callable[[np.random.Generator, np.ndarray], None]) -> Initializer:
-    """From what fills a float32 array."""
+    """Makes an initialiser of a function that fills a float32 array."""
 
     def initializer(key, shape, dtype=np.float32):
         def on_host(words):
@@ -99,7 +99,7 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Scheme(NamedTuple):
-    """How those parameters of a ViT start that libraries start differently."""
+    """The first values of those parameters of a ViT that libraries start differently."""
 
     patches: Initializer  # Kernel of the patch embedding,
     patches_bias: Callable[[int], Initializer]  # and its bias, by the kernel's number of inputs.

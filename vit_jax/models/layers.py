@@ -1,4 +1,4 @@
-"""What all models take, and how a stack of layers is run: one by one or as a scan, kept or computed anew."""
+"""Names of activations, and running a stack of layers: one by one or as a scan, kept or rematerialised."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ def capture(name: str, compute: Callable[[], jax.Array]) -> None:
 
 @contextlib.contextmanager
 def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
-    """While it is entered, what models compute under these names is collected, in the order of the call."""
+    """Collects what models compute under these names while it is entered, in the order of the call."""
     found = {name: [] for name in names}
     token = _captured.set(found)
     try:
@@ -48,7 +48,7 @@ def capturing(names: Sequence[str]) -> Iterator[dict[str, list[jax.Array]]]:
 
 
 def platform() -> str:
-    """What a model is traced for: `cpu`, `gpu` or `tpu`."""
+    """The platform that a model is traced for: `cpu`, `gpu` or `tpu`."""
     return _platform.get() or jax.default_backend()
 
 
@@ -61,8 +61,8 @@ def part() -> jax.Array | int:
 def placing(
     place: Callable[[str, jax.Array], jax.Array], platform: str, part: jax.Array | int = 0
 ) -> Iterator[None]:
-    """While it is entered, models are traced for such devices, and `place(name, x)` is applied to every
-    named activation; what they are given is this part of the batch, of parts that are alike."""
+    """Traces models for such devices while it is entered, and applies `place(name, x)` to every named
+    activation; models are given this part of the batch, of parts that are alike."""
     tokens = _place.set(place), _platform.set(platform), _part.set(part)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a model is before it exists: shapes, number of parameters, cost."""
+"""A model's shapes, number of parameters and cost, before it is allocated."""
 
 import math
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def count_multiply_adds(model: nnx.Module) -> int:
 
 
 def training_flops(multiply_adds: float) -> float:
-    """Of a step with so many in its forward pass, at least: two each, and twice that in the backward pass."""
+    """The least operations of a step with so many in its forward pass: two each, and twice that backwards."""
     return 6.0 * multiply_adds
 
 
@@ -95,7 +95,7 @@ def _count(jaxpr: core.Jaxpr) -> int:
 
 
 def multiply_adds(equation: core.JaxprEqn) -> int:
-    """Of one operation that JAX traced: 0 but for products of matrices and convolutions."""
+    """Multiply-adds of one operation that JAX traced: 0 but for products of matrices and convolutions."""
     kind, shapes = equation.primitive.name, [v.aval.shape for v in equation.invars if hasattr(v, "aval")]
     if kind == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]

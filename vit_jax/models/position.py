@@ -1,4 +1,4 @@
-"""Where a token is: learned, fixed, relative and rotary positions (paper, appendix D.4)."""
+"""Positions of tokens: learned, fixed, relative and rotary (paper, appendix D.4)."""
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,7 @@ def count_offsets(grid: tuple[int, int], prefix: int, registers: int) -> int:
 
 
 def relative_offsets(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
-    """For each query and key the row of the table of relative positions, `[tokens, tokens]`.
+    """The row of the table of relative positions for each query and key, `[tokens, tokens]`.
 
     Patches are numbered in raster order, N of them: their difference p_q - p_k lies from -(N-1) to
     N-1 and takes rows 0 to 2N-2. What is not a patch has three more: to a patch, from a patch, to

@@ -25,7 +25,7 @@ from vit_jax.models.pixels import Statistic
 
 
 class Rules(NamedTuple):
-    """In what BiT's and the hybrids' code differ besides the order of layers."""
+    """The details in which BiT's and the hybrids' code differ, besides the order of layers."""
 
     same_padding: bool  # Else both sides alike: (size - 1) // 2.
     norm_epsilon: float

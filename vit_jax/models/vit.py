@@ -391,7 +391,7 @@ class ViT(TokenModel):
         key = None if rngs is None else rngs.dropout()
 
         def inputs(number, layer):
-            """What is a layer's own: its key, its rate of stochastic depth, its positions."""
+            """One layer's own inputs: its key, its rate of stochastic depth, its positions."""
             every = self.position_at == "every"
             return dict(
                 key=None if key is None else jax.random.fold_in(key, number),

@@ -1,4 +1,4 @@
-"""Where each array of a model lives on the mesh: parameters, optimizer state, activations.
+"""Places of a model's arrays on the mesh: parameters, optimizer state, activations.
 
 A model's family names the axes of its parameters (`models/family.py`). A `tensor` axis above 1 divides heads
 and hidden units, as in Megatron-LM (Shoeybi et al., 2019), or output channels. `fsdp` asks for no names: it
@@ -30,7 +30,7 @@ LARGE = 2**20  # Elements: that a larger array should be copied, as no axis divi
 
 
 def parameter_sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
-    """Where the parameter with this path lives.
+    """The place of the parameter with this path.
 
     Raises:
       UserError: `mesh.tensor` does not divide the axis that it should, or `mesh.fsdp` none of a large array.
@@ -67,7 +67,7 @@ def parameter_shardings(mesh: Mesh, params: dict) -> dict:
 
 
 def optimizer_shardings(mesh: Mesh, params: dict, optimizer_state) -> dict:
-    """What the optimizer keeps for a parameter, in its shape, lives where the parameter does.
+    """The places of the optimizer's state: what has a parameter's shape lives where the parameter does.
 
     Sums over rows or columns, as Adafactor keeps, and counts are copied: they are small.
     """

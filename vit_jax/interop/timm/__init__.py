@@ -45,7 +45,7 @@ def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Prepr
 
 
 def _class_names(config: dict) -> list:
-    """Those of the classes, if they are named."""
+    """The names of the classes, if there are any."""
     names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
     return list(names or [])
 
@@ -53,7 +53,7 @@ def _class_names(config: dict) -> list:
 def _files(
     described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str]
 ) -> dict[str, dict]:
-    """What lies beside the tensors: `config.json`, with the preprocessing and the classes' names.
+    """The files beside the tensors: `config.json`, with the preprocessing and the classes' names.
 
     Raises:
       UserError: timm has no such crop.

@@ -32,7 +32,7 @@ _ARCHITECTURES = {
 
 
 def named(architecture: str) -> dict | None:
-    """What the name of an architecture says of a BiT, by timm's arguments; None: it is of none."""
+    """Reads the name of a BiT's architecture into timm's arguments; None: it is of none."""
     for (blocks, width), name in _ARCHITECTURES.items():
         if name == architecture:
             return dict(layers=blocks, width_factor=width)

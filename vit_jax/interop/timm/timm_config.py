@@ -1,4 +1,4 @@
-"""What timm's `config.json` says of a model, whatever family it is of."""
+"""Parts of timm's `config.json` that do not depend on a model's family."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -72,7 +72,7 @@ def refuse_contradictions(config: dict, shown: dict[str, Any]) -> None:
 
 
 def pretrained_config(values: dict, fixed_input_size: bool) -> dict:
-    """What a `config.json` says of any model's images and classes."""
+    """The part of a `config.json` on a model's images and classes."""
     height, width = values["image_size"]
     pretrained = dict(
         input_size=[values["channels"], height, width],

@@ -58,7 +58,7 @@ _HYBRIDS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """How a model's parameters are named."""
+    """The rules of a model: a bare root is at another place than a ResNet."""
     return _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
 
 
@@ -221,7 +221,7 @@ _TESTS = {"test_vit": 0, "test_vit2": 1}  # Registers.
 
 
 def named(architecture: str) -> dict | None:
-    """What the name of an architecture says of a ViT, by timm's arguments and `heads`; None: it is of none.
+    """Reads the name of a ViT's architecture into timm's arguments and `heads`; None: it is of none.
 
     Raises:
       UserError: models of this name compute something else than a ViT or hybrid.
@@ -259,7 +259,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -> int:
-    """As is said, as queries' norms are wide, as the size of that width has, or 64 wide where none says."""
+    """The number of heads: as is said, by the width of queries' norms, by the size, or else 64 wide."""
     if given.get("num_heads") is not None:
         return given["num_heads"]
     if named:
@@ -273,7 +273,7 @@ def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -
 
 
 def _describe(values: dict) -> dict:
-    """What timm's `config.json` says of a model.
+    """A model's `config.json` in timm.
 
     Raises:
       UserError: timm has no such model.

@@ -37,7 +37,7 @@ def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Prepr
 
 
 def _class_names(config: dict) -> list:
-    """Those of the classes, if they are named."""
+    """The names of the classes, if there are any."""
     names = config.get("id2label") or {}
     return [names[key] for key in sorted(names, key=int)]
 
@@ -45,7 +45,7 @@ def _class_names(config: dict) -> list:
 def _files(
     described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str]
 ) -> dict[str, dict]:
-    """What lies beside the tensors: `config.json`, with the classes' names, and `preprocessor_config.json`.
+    """The files beside the tensors: `config.json`, with the classes' names, and `preprocessor_config.json`.
 
     Raises:
       UserError: Transformers has no such crop.

@@ -32,7 +32,7 @@ _RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """How a model's parameters are named; below `bit.` where there is a classifier."""
+    """The rules of a model; names lie below `bit.` where there is a classifier."""
     if not values["num_classes"]:
         return _RULES
     return (*below("bit", _RULES), *torch_dense("head", "classifier.1"))

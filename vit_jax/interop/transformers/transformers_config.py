@@ -1,4 +1,4 @@
-"""What Transformers' `config.json` says of a model, whatever family it is of."""
+"""Parts of Transformers' `config.json` that do not depend on a model's family."""
 
 from collections.abc import Sequence
 
@@ -62,7 +62,7 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
 
 
 def common_config(values: dict) -> dict:
-    """What a `config.json` says of any model: channels, type, names of classes."""
+    """The part of a `config.json` on a model's channels, type and names of classes."""
     classes = values["num_classes"]
     labels = dict(
         id2label={str(i): f"LABEL_{i}" for i in range(classes)},

@@ -36,7 +36,7 @@ _RULES = (
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """How a model's parameters are named; below `vit.` or `deit.` where there is a classifier."""
+    """The rules of a model; names lie below `vit.` or `deit.` where there is a classifier."""
     if not values["num_classes"]:
         return _RULES
     trunk = [rule for rule in _RULES if not rule.path.startswith("pre_logits")]
@@ -84,7 +84,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 
 
 def _describe(values: dict) -> dict:
-    """What Transformers' `config.json` says of a model.
+    """A model's `config.json` in Transformers.
 
     Raises:
       UserError: Transformers has no such model.
