@@ -365,6 +365,7 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(ConfigDict, "__getitem__", noting)
     train(config, tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
+    config.optimizer.name = "adafactor"  # It alone bounds its updates.
     for config.objective.name in ("masked_patch", "mae"):
         make_program(config, num_classes=0, steps=2, mesh=make_mesh(config.mesh))
     monkeypatch.undo()
