@@ -182,90 +182,85 @@ class ViT(TokenModel):
         present = {"cls": self.cls_token, "distillation_token": distillation != "none"}
         self.prefix_tokens = tuple(token for token, there in present.items() if there)
         self.tokens = self.prefix + math.prod(self.grid) + registers
+        self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
-        stack = Stack(
-            dim,
-            heads,
-            hidden,
-            mlp=mlp,
-            gelu=gelu,
-            dropout=dropout,
-            layer_scale=layer_scale,
-            qk_norm=qk_norm,
-            offsets=count_offsets(self.grid, self.prefix, registers) if position == "relative" else 0,
-            epsilon=norm_epsilon,
-            scheme=initializers.SCHEMES[initialization],
-            dtype=jnp.dtype(dtype),
-        )
+        offsets = count_offsets(self.grid, self.prefix, registers) if position == "relative" else 0
+        stack = _stack(given, offsets)
+        # In this order, as parameters are drawn one after the other.
+        self._make_stem(given, stack, rngs)
+        self._make_layers(given, stack, rngs)
+        self.head = linear_head(dim, num_classes, head_bias, rngs) if num_classes else None
+        two_heads = num_classes and distillation == "heads"
+        self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
+
+    def _make_stem(self, given: SimpleNamespace, stack: Stack, rngs: nnx.Rngs) -> None:
+        """Makes what comes before the encoder: patch embedding, tokens, positions."""
 
         def hybrid_trunk():
             return ResNet(
-                tuple(resnet_blocks),
-                resnet_width,
-                channels,
+                tuple(given.resnet_blocks),
+                given.resnet_width,
+                self.channels,
                 preactivation=False,
-                epsilons=resnet_epsilons,
-                remat=remat,
+                epsilons=given.resnet_epsilons,
+                remat=self.remat,
                 dtype=stack.dtype,
                 rngs=rngs,
             )
 
-        self.resnet = None if resnet_blocks is None else hybrid_trunk()
-        inputs = channels if self.resnet is None else self.resnet.channels
+        self.resnet = None if given.resnet_blocks is None else hybrid_trunk()
+        inputs = self.channels if self.resnet is None else self.resnet.channels
         self.patch_embedding = nnx.Conv(
             inputs,
-            dim,
-            kernel_size=(patch_size, patch_size),
-            strides=(patch_size, patch_size),
+            self.dim,
+            kernel_size=(self.patch_size, self.patch_size),
+            strides=(self.patch_size, self.patch_size),
             padding="VALID",
             kernel_init=stack.scheme.patches,
-            bias_init=stack.scheme.patches_bias(patch_size**2 * inputs),
+            bias_init=stack.scheme.patches_bias(self.patch_size**2 * inputs),
             dtype=stack.dtype,
             rngs=rngs,
         )
-        learned = position in ("1d", "2d")  # Then a token's position gives it its first values.
+        learned = self.position in ("1d", "2d")  # Then a token's position gives it its first values.
+        small = initializers.normal(0.02)
 
-        def token():
+        for token in self.prefix_tokens:
             # A layer norm of zeros has a gradient of 1 / sqrt(epsilon), which is 1,000.
-            shape = (1, 1, dim)
-            return nnx.Param(jnp.zeros(shape) if learned else initializers.normal(0.02)(rngs.params(), shape))
-
-        if self.cls_token:
-            self.cls = token()
-        if distillation != "none":
-            self.distillation_token = token()
+            shape = (1, 1, self.dim)
+            setattr(self, token, nnx.Param(jnp.zeros(shape) if learned else small(rngs.params(), shape)))
 
         def positions():
-            return PositionEmbedding(position, self.grid, self.prefix, dim, rngs)
+            return PositionEmbedding(self.position, self.grid, self.prefix, self.dim, rngs)
 
-        if position_at == "every":
-            self.position_embedding = nnx.Dict({f"{layer:02d}": positions() for layer in range(depth)})
+        if self.position_at == "every":
+            self.position_embedding = nnx.Dict({f"{layer:02d}": positions() for layer in range(self.depth)})
         else:
-            self.position_embedding = positions() if position in ("1d", "2d", *FIXED) else None
-        if registers:
-            self.register_tokens = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, registers, dim)))
-        self.dropout, self.stochastic_depth = dropout, stochastic_depth
+            self.position_embedding = positions() if learned or self.position in FIXED else None
+        if self.registers:
+            self.register_tokens = nnx.Param(small(rngs.params(), (1, self.registers, self.dim)))
+
+    def _make_layers(self, given: SimpleNamespace, stack: Stack, rngs: nnx.Rngs) -> None:
+        """Makes the encoder, and what lies between it and the head."""
 
         def block(layer):
             rate = self.layer_rate(layer)
-            if attention == "axial":
+            if self.attention == "axial":
                 return AxialBlock(self.grid, stack, rate, rngs=rngs)
             return EncoderBlock(stack, rate, rngs=rngs)
 
         # Named by depth, so that a checkpoint's paths are strings that sort in order.
-        self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(depth)})
-        self.norm = None if fc_norm else layer_norm(dim, stack, rngs)
-        self.fc_norm = layer_norm(dim, stack, rngs) if fc_norm else None
-        if pooling == "map":
+        self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
+        self.norm = None if given.fc_norm else layer_norm(self.dim, stack, rngs)
+        self.fc_norm = layer_norm(self.dim, stack, rngs) if given.fc_norm else None
+        if self.pooling == "map":
             self.attention_pooling = AttentionPooling(stack, rngs=rngs)
 
         def hidden_layer():
-            return nnx.Linear(dim, dim, kernel_init=initializers.lecun(), dtype=stack.dtype, rngs=rngs)
+            return nnx.Linear(
+                self.dim, self.dim, kernel_init=initializers.lecun(), dtype=stack.dtype, rngs=rngs
+            )
 
-        self.pre_logits = hidden_layer() if pre_logits else None
-        self.head = linear_head(dim, num_classes, head_bias, rngs) if num_classes else None
-        two_heads = num_classes and distillation == "heads"
-        self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
+        self.pre_logits = hidden_layer() if given.pre_logits else None
 
     def __call__(
         self,
@@ -440,6 +435,24 @@ class ViT(TokenModel):
         if self.pre_logits is not None:
             pooled = jnp.tanh(self.pre_logits(pooled))
         return pooled
+
+
+def _stack(given: SimpleNamespace, offsets: int) -> Stack:
+    """The values that a ViT's layers share, by its arguments."""
+    return Stack(
+        given.dim,
+        given.heads,
+        given.hidden,
+        mlp=given.mlp,
+        gelu=given.gelu,
+        dropout=given.dropout,
+        layer_scale=given.layer_scale,
+        qk_norm=given.qk_norm,
+        offsets=offsets,
+        epsilon=given.norm_epsilon,
+        scheme=initializers.SCHEMES[given.initialization],
+        dtype=jnp.dtype(given.dtype),
+    )
 
 
 def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) -> None:
