@@ -3,11 +3,22 @@
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.models import FAMILIES, abstract, family_of, logical_axes, model_factory, parse_name, takes
+from vit_jax.models import (
+    FAMILIES,
+    abstract,
+    create_model,
+    family_of,
+    logical_axes,
+    model_factory,
+    parse_name,
+    takes,
+)
 
 PACKAGE = Path(__file__).parents[2] / "vit_jax"
 QUESTION = re.compile(
@@ -42,6 +53,16 @@ def test_a_name_is_of_one_family_which_spells_it_back(family, name):
     if "Axial" not in name:
         defaults = dict(resnet_blocks=None, resnet_width=1)
         assert family.spell(defaults | family.parse(name)) == name
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_features_are_what_enters_the_head(family):
+    _, values = parse_name(family.names[0])
+    model = create_model(family.names[0], **dict(num_classes=3) | family.smallest(values))
+    head = np.random.default_rng(0).normal(size=model.head.kernel.shape).astype(np.float32)
+    model.head.kernel[...] = jnp.asarray(head)
+    images = np.random.default_rng(1).integers(0, 256, (2, *model.image_size, model.channels), np.uint8)
+    np.testing.assert_allclose(model(images), np.asarray(model.features(images)) @ head, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
