@@ -106,8 +106,7 @@ class Subject:
     @functools.cached_property
     def num_classes(self) -> int:
         """Width of the head."""
-        graphdef, params, _ = self._loaded
-        return nnx.merge(graphdef, params).num_classes
+        return nnx.merge(self._loaded[0], self.params).num_classes
 
     @property
     def params(self) -> dict:

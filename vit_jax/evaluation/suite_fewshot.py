@@ -79,7 +79,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     seeds, penalty = options["seeds"], options["penalty"]
 
     def open_task(described: DataSet, names: Sequence[str]) -> FewShotTask:
-        sources = open_data_set(described, options["image_size"], say=subject.say)
+        sources = open_data_set(described, options["image_size"] or 224, say=subject.say)
         shots = [shots_of(name) for name in names]
         try:
             return FewShotTask(described.name, *sources, shots, seeds, subject.say)

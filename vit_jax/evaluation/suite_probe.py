@@ -16,7 +16,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set, whose features serve both."""
 
     def open_both(described: DataSet, names: Sequence[str]) -> tuple[Source, Source]:
-        return open_data_set(described, options["image_size"], say=subject.say)
+        return open_data_set(described, options["image_size"] or 224, say=subject.say)
 
     def measure(described: DataSet, subject: Subject, sources: tuple[Source, Source]) -> list[Row]:
         features = [subject.see(source) for source in sources]
