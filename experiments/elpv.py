@@ -136,7 +136,7 @@ def likeliest(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What scikit-learn's predicts from 32x32 grey pixels, and the right classes; cross-validated penalty."""
+    """Predictions of scikit-learn, cross-validated, from 32x32 grey pixels, and the right classes."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline

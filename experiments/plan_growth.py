@@ -1,4 +1,4 @@
-"""How the cost of a step grows: python -m vit_jax.experiment plan_growth --out=DIR
+"""Growth of the cost of a step: python -m vit_jax.experiment plan_growth --out=DIR
 
 Compiles ViT-B/16's training step (JFT-300M) for slices of TPU v4 and draws docs/images/plan_growth.png:
 compile time, memory of a device and estimated step time against depth, devices and batch. Read it so: with

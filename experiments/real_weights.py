@@ -148,7 +148,7 @@ def few_shot(extractor, params: dict, data: Path, shots: int) -> float:
 
 
 def theirs(checkpoint: Path, data: Path, shots: int) -> float:
-    """With timm's own transform of each file, and timm's model."""
+    """Accuracy by timm's own transform of each file, and timm's model."""
     import io
 
     import timm
@@ -176,7 +176,7 @@ def theirs(checkpoint: Path, data: Path, shots: int) -> float:
 
 
 def unheeded(checkpoint: Path, data: Path, shots: int) -> float:
-    """With pixels in [-1, 1] and the few-shot protocol's crop."""
+    """Accuracy by pixels in [-1, 1] and the few-shot protocol's crop."""
     import vit_jax
     from vit_jax.evaluation.features import extractor_of
     from vit_jax.parallel.mesh import make_mesh

@@ -1,4 +1,4 @@
-"""What images without labels are worth: python -m vit_jax.experiment self_supervised_digits --out=DIR
+"""The worth of images without labels: python -m vit_jax.experiment self_supervised_digits --out=DIR
 
 The quickstart's model, on scikit-learn's digits. It is pre-trained on all training images without their
 labels, by each objective, and then fine-tuned on a tenth of them with labels; beside it the same fine-tuning
@@ -74,7 +74,7 @@ def rates(study: Study):
 
 
 def tests(study: Study):
-    """At the best rate of each start, a run of each seed, judged by the test images."""
+    """Runs of each seed at the best rate of each start, judged by the test images."""
     return {
         ("test", start, seed): finetuned(
             study, "test", start, best(study.accuracies("held-out", start)), seed

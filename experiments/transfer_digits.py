@@ -69,7 +69,7 @@ def rates(study: Study):
 
 
 def tests(study: Study):
-    """At the best rate of each start, a run of each seed, judged by the test images."""
+    """Runs of each seed at the best rate of each start, judged by the test images."""
     return {
         ("test", start, seed): transfer(study, "test", start, best(study.accuracies("held-out", start)), seed)
         for start in STARTS

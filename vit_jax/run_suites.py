@@ -132,14 +132,14 @@ def square_size(opened, image_size: int | None) -> int:
 
 
 def predicted_crop(opened, image_size: int | None) -> TestCrop:
-    """What a checkpoint's files say that its model should see; the whole image, where they say nothing."""
+    """Makes what a checkpoint's files say that its model should see; the whole image, if they say nothing."""
     whole = Preprocessing("square", 1, "bilinear")
     return checkpoint_crop(opened, square_size(opened, image_size), default=whole)
 
 
 def frozen_crop(opened, image_size: int | None) -> TestCrop:
-    """What the frozen network sees: what its library's files say. Of a run, and of a file that says nothing,
-    it is the few-shot protocol's crop, which is that of evaluations in training."""
+    """Makes what the frozen network sees: what its library's files say. For a run, and a file that says
+    nothing, it is the few-shot protocol's crop, which is that of evaluations in training."""
     size = square_size(opened, image_size)
     own = checkpoint_crop(opened, size)
     if opened.mapped and opened.preprocessing:

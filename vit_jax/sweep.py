@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> None:
 
 
 def held_out_splits(config) -> tuple[str, str]:
-    """What a rate is trained on and what rates are compared on: splits, or slices of the training split.
+    """The splits for training a rate and for comparing rates, perhaps slices of the training split.
 
     Raises:
       UserError: they share images with each other or with the test split.

@@ -22,7 +22,7 @@ from vit_jax.progress import Progress
 
 
 class Features(NamedTuple):
-    """What a model makes of a source, on the host; unreadable images are left out."""
+    """A model's outputs for a source, on the host; unreadable images are left out."""
 
     values: np.ndarray  # float32 [images, features]
     labels: np.ndarray  # int32 [images, max_labels], padded with -1
@@ -92,7 +92,7 @@ class Extractor:
         return Features(values, labels, np.flatnonzero(mask))
 
     def stream(self, params: dict, source: Source) -> Iterator[dict[str, Any]]:
-        """For each batch `values` (of `compute`), `labels` and `mask`, False where no image was read."""
+        """Yields of each batch `values` (of `compute`), `labels` and `mask`, False where none was read."""
         skipped = self._skipped.setdefault(id(source), self._skip_log(source))
         running = None
         with contextlib.closing(evaluation_batches(source, **self._arguments)) as batches:
@@ -105,7 +105,7 @@ class Extractor:
 
 
 def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
-    """What enters the head, float32 `[batch, features]`."""
+    """The representation that enters the head, float32 `[batch, features]`."""
     return model.features(images).astype(jnp.float32)
 
 
@@ -115,7 +115,7 @@ def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
 
 
 def likeliest(count: int) -> Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]:
-    """What computes probabilities and classes of the so many likeliest classes, `[batch, count]` each."""
+    """Makes the function that computes the `count` likeliest: probabilities and classes, `[batch, count]`."""
 
     def compute(model, images):
         return jax.lax.top_k(jax.nn.softmax(model(images)), count)

@@ -123,7 +123,7 @@ class FewShotTask:
         go_on: Callable[[], bool] = lambda: True,
         say: Callable[[str], None] = print,
     ) -> list[Accuracy] | None:
-        """For all shots with each penalty.
+        """Accuracies of all shots with each penalty.
 
         Args:
           go_on: asked before each batch and each fit; None is returned when it says no.
@@ -313,7 +313,7 @@ def open_data_set(
 def choose(
     labels: np.ndarray, class_names: Sequence[str], shots: int, seeds: Sequence[int], name: str
 ) -> dict[int, np.ndarray]:
-    """For each seed, int64 `[classes, shots]`: the first of a random order of each class's images.
+    """Draws by seed, int64 `[classes, shots]`: the first of a random order of each class's images.
 
     Args:
       labels: `[images]`.
@@ -338,7 +338,7 @@ def choose(
 
 
 def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
-    """For each number of shots, the penalty of the best mean rank over data sets (Scenic's rule).
+    """The penalty of the best mean rank over data sets, by number of shots (Scenic's rule).
 
     Args:
       results: by data set, `accuracies` with the same penalties and shots.

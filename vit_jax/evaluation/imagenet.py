@@ -40,7 +40,7 @@ Classes = tuple[int, ...]  # Of ImageNet.
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """How often a right class is the first prediction, and among the first five.
+    """Counts how often a right class is the first prediction, and among the first five.
 
     Args:
       predictions: int `[images, 5]`: classes, the likeliest first. With fewer, there is no `top5`.
@@ -139,7 +139,7 @@ def _read_validation(features: Mapping, real: Sequence[Classes] | None) -> Examp
 
 
 def _real_classes(name: str, real: Sequence[Classes] | None) -> Classes:
-    """Of the validation image in a file of that name."""
+    """The right classes of the validation image in a file of that name."""
     if real is None:
         return ()
     found = VALIDATION_NAME.fullmatch(name)
@@ -244,7 +244,7 @@ def open_objectnet(root: str) -> Relabelled:
 
 
 def objectnet_crop(size: int) -> TestCrop:
-    """What a model of `size` pixels sees of an image: BiT's central 480 after its short side is 512."""
+    """Makes what a model of `size` pixels sees of an image: BiT's central 480 after its short side is 512."""
     return TestCrop(size, "short_side", round(size * 512 / 480))
 
 

@@ -18,7 +18,7 @@ PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 
 
 class Probe(NamedTuple):
-    """What a linear probe found."""
+    """The result of a linear probe."""
 
     accuracy: float  # On the test images.
     penalty: float

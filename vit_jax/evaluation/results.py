@@ -1,4 +1,4 @@
-"""What an evaluation found so far: kept after each figure, shown as a table and as bars."""
+"""Keeps an evaluation's rows after each figure, and shows them as a table and in pictures."""
 
 import json
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class Results:
         self.put()
 
     def has(self, suite: str, *names: str) -> bool:
-        """Whether the figures are all there."""
+        """Tells whether the figures are all there."""
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row is not None and row.accuracy is not None for row in rows)
 

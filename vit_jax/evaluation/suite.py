@@ -1,4 +1,4 @@
-"""What an evaluation suite is: a value that says its rows, and how each gets its figures from a model.
+"""An evaluation suite: a value that says its rows, and how each gets its figures from a model.
 
 A suite's module makes one `Suite` and has a line in `vit_jax/evaluation/suites.py`. The same value is run by
 `python -m vit_jax.evaluate --suite=NAME`, by `vit_jax.run_suites.run_suites`, and during training where
@@ -91,12 +91,12 @@ class Subject:
 
     @functools.cached_property
     def transfer_crop(self) -> TestCrop:
-        """What the frozen network sees of an image, for its features."""
+        """Makes what the frozen network sees of an image, for its features."""
         return self._transfer_crop()
 
     @functools.cached_property
     def test_crop(self) -> TestCrop:
-        """What the model sees of an image whose class it predicts."""
+        """Makes what the model sees of an image whose class it predicts."""
         return self._test_crop()
 
     @functools.cached_property
@@ -133,7 +133,7 @@ class Subject:
     def see(
         self, source: Source, compute: Compute = representation, crop: TestCrop | None = None
     ) -> Features:
-        """What `compute` makes of every readable image of a source.
+        """Applies `compute` to every readable image of a source.
 
         Raises:
           Stopped: it was told not to go on.

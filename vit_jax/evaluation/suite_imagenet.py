@@ -31,7 +31,7 @@ def parse_pixels(text: str) -> int:
 
 
 def crop_of(subject: Subject, options: Options) -> TestCrop:
-    """What the model sees of an image of ImageNet: what --test_resize says, else what the checkpoint does."""
+    """Makes what the model sees of an image: as --test_resize says, else as the checkpoint does."""
     if options["test_resize"] is None:
         return subject.test_crop
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])

@@ -1,4 +1,4 @@
-"""All evaluation suites, one line each."""
+"""The registry of evaluation suites, one line each."""
 
 from vit_jax.evaluation import suite_fewshot, suite_imagenet, suite_probe, suite_vtab
 

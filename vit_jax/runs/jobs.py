@@ -57,7 +57,7 @@ def job_of(workdir: Path, config: str, values: Mapping[str, Any]) -> Job:
 
 
 def outcome(job: Job) -> Outcome:
-    """What is known of a job without running it."""
+    """Reads what is known of a job without running it."""
     try:
         steps = json.loads((job.workdir / MANIFEST).read_text())["steps"]
         rows = [json.loads(line) for line in (job.workdir / METRICS).read_text().splitlines()]
@@ -88,7 +88,7 @@ def run_jobs(jobs: Sequence[Job], say: Callable[[str], None] = print) -> None:
 
 
 def _run(job: Job) -> str:
-    """Why it failed; nothing if it did not."""
+    """Runs a job and returns why it failed; nothing if it did not."""
     command = [sys.executable, "-m", "vit_jax.main", *job.flags, f"--workdir={job.workdir}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     last = ""

@@ -71,7 +71,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to run, and how to read it.
+    """A value that says what to run, and how to read it.
 
     Args:
       claim: what it shows or whether it holds, in a sentence.
@@ -174,5 +174,5 @@ def spread(values: Sequence[float]) -> str:
 
 
 def best(accuracies: Mapping[Any, float]) -> Any:
-    """What has the highest accuracy, of equals the first."""
+    """The key of the highest accuracy, of equals the first."""
     return max(accuracies, key=accuracies.get)
