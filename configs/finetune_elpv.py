@@ -29,6 +29,7 @@ def get_config(argument=None):
 
 
 def from_scratch(size: int) -> ConfigDict:
+    """The config of a small hybrid that starts from random parameters."""
     config = base_config()
     config.model.name = "R+ViT-Ti/16"  # A convolution, then patches of 4x4 of its 24x24 features.
     config.model.update(dict(patch_size=4, dim=96, depth=3, hidden=192, heads=3))

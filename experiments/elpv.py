@@ -161,6 +161,7 @@ def confusion(truth: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 
 def accuracy(matrix: np.ndarray) -> float:
+    """The share of right predictions in a confusion matrix."""
     return float(matrix.trace() / matrix.sum())
 
 

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (
-    *("vit_jax/data", "vit_jax/preparation", "vit_jax/parallel", "vit_jax/planning", "vit_jax/benchmarks"),
-    "vit_jax/inspection",
-)
-OTHERS = ("vit_jax/data/sources/__init__.py", "vit_jax/parallel/sharding.py", "vit_jax/planning/hlo.py")
+FOLDERS = ("vit_jax", "configs", "experiments")
+NOT_YET = """
+vit_jax/arguments.py vit_jax/command.py vit_jax/config.py vit_jax/data/sources/__init__.py
+vit_jax/evaluation/fewshot.py vit_jax/evaluation/suite.py vit_jax/formats.py vit_jax/models/__init__.py
+vit_jax/recipes.py vit_jax/runs/checkpoints.py vit_jax/runs/loop.py vit_jax/runs/splits.py
+vit_jax/runs/workdir.py vit_jax/sweep.py vit_jax/training/memory.py vit_jax/training/mixing.py
+vit_jax/training/objectives/__init__.py vit_jax/training/objectives/classification.py
+vit_jax/training/objectives/masked_patch.py vit_jax/training/step.py
+"""
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
-FILES = [file for file in FILES if str(file.relative_to(ROOT)) not in OTHERS]
+FILES = [file for file in FILES if str(file.relative_to(ROOT)) not in NOT_YET.split()]
 IDS = [str(file.relative_to(ROOT)) for file in FILES]
 
 # Prepositions, conjunctions, relative and interrogative words: none of them begins a docstring.
@@ -26,6 +30,16 @@ while who whom whose why with within without yet
 """
 ENTRIES = ("main", "get_config")  # The module's docstring says what a command or a config is.
 LINES, PARAMETERS = 80, 12
+# Functions beyond these bounds, each for a reason.
+LONG = {
+    "vit_jax/runs/loop.py: _train": "It is still to be taken apart.",
+    "vit_jax/training/step.py: make_train_step": "It is still to be taken apart.",
+}
+MANY_PARAMETERS = {
+    "vit_jax/models/resnet.py: BiT.__init__": "They are the model's arguments, values of `config.model`.",
+    "vit_jax/models/vit.py: ViT.__init__": "They are the model's arguments, values of `config.model`.",
+    "vit_jax/runs/training_log.py: TrainLog.__init__": "The progress line shows each of them.",
+}
 
 
 def definitions(file: Path) -> Iterator[tuple[str, ast.AST, ast.ClassDef | None, bool]]:
@@ -75,17 +89,25 @@ def test_docstrings_begin_with_a_sentence(file):
 def test_what_is_public_has_a_docstring(file):
     for name, node, owner, public in definitions(file):
         overrides = owner is not None and owner.bases and node.name in DOCUMENTED
-        if public and node.name not in ENTRIES and not overrides:
+        decorated = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
+        if public and node.name not in ENTRIES and not overrides and not decorated & {"setter", "overload"}:
             assert ast.get_docstring(node), name
 
 
-@pytest.mark.parametrize("file", FILES, ids=IDS)
-def test_functions_are_short_and_take_few_parameters(file):
-    for name, node, _, public in definitions(file):
-        if isinstance(node, ast.ClassDef):
-            continue
-        assert node.end_lineno - node.lineno < LINES, name
-        arguments = node.args
-        count = len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])
-        if public or node.name == "__init__":
-            assert count <= PARAMETERS, f"{name}: {count}"
+def measured() -> Iterator[tuple[str, int, int]]:
+    """Name, lines and parameters of all functions; no parameters for those that are not public."""
+    for file, name in zip(FILES, IDS, strict=True):
+        for qualified, node, _, public in definitions(file):
+            if not isinstance(node, ast.ClassDef):
+                arguments = node.args
+                count = len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])
+                shown = public or node.name == "__init__"
+                yield f"{name}: {qualified}", node.end_lineno - node.lineno + 1, count if shown else 0
+
+
+def test_functions_are_short():
+    assert {name for name, lines, _ in measured() if lines > LINES} <= set(LONG)
+
+
+def test_public_functions_take_few_parameters():
+    assert {name for name, _, count in measured() if count > PARAMETERS} <= set(MANY_PARAMETERS)

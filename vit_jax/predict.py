@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> None:
 
 
 def crop_of(checkpoint, size: tuple[int, int]) -> TestCrop:
-    """What an open checkpoint's model should see of an image, or what --resize says.
+    """The crop for an open checkpoint's model: that of --resize, else the checkpoint's.
 
     Args:
       size: height and width.

@@ -95,7 +95,7 @@ class Library(NamedTuple):
         raise UserError(f"{self.title} has no {model.__name__}")
 
     def has(self, model: type[ImageModel], values: Values) -> bool:
-        """Whether the library has models such as these."""
+        """True where the library has models such as these."""
         return any(known.model is model and known.has(values) for known in self.formats)
 
 

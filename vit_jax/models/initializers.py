@@ -17,6 +17,8 @@ CUT_DEVIATION = 0.87962566103423978  # Of a standard normal cut at -2 and 2.
 
 
 def normal(deviation: float) -> Initializer:
+    """An initialiser that draws from a normal distribution around 0."""
+
     def draw(generator, out):
         generator.standard_normal(out=out, dtype=np.float32)
         out *= deviation

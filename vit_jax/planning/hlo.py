@@ -197,7 +197,7 @@ class _Module:
         return 2 * products
 
     def part(self, instruction: _Instruction) -> str:
-        """Which part of our program an operation comes from.
+        """The part of our program that an operation comes from.
 
         An operation of attention has a named scope of its own, any other one of a model is known by the
         class or function that computes it, and all else by the scope of the step (`SCOPES`).

@@ -112,7 +112,7 @@ class Evaluator:
 
 
 def test_crop(config: ConfigDict) -> TestCrop:
-    """What an evaluation sees of an image."""
+    """The crop of test images."""
     data = config.data
     return TestCrop(
         data.image_size,

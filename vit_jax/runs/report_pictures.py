@@ -1,4 +1,4 @@
-"""What a model sees of some test images, or predicts in them, for its report."""
+"""Pictures for a run's report: what a model sees of some test images, or predicts in them."""
 
 import io
 from collections.abc import Sequence

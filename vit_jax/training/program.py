@@ -66,7 +66,7 @@ class Program(NamedTuple):
         return state | counts
 
     def judged(self, state: State) -> Judged:
-        """What a run is judged by and leaves behind."""
+        """The parameters that a run is judged by and leaves behind."""
         memory = state["memory"]
         if self.judged_by:
             params = memory[self.judged_by]

@@ -222,7 +222,7 @@ def _remote(url: str):
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a local folder holds classes, and no splits train and test."""
+    """True where a local folder holds classes, and no splits train and test."""
     if not os.path.isdir(path):
         return False
     split = any(os.path.isdir(os.path.join(path, split)) for split in ("train", "test"))

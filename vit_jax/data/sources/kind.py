@@ -1,4 +1,4 @@
-"""What a kind of data source says of itself; `SOURCES` in this package's `__init__.py` lists them."""
+"""The interface of a kind of data source; `SOURCES` in this package's `__init__.py` lists them."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from vit_jax.data.sources.base import Source
 
 
 class SourceOptions(NamedTuple):
-    """What a config or a command says of a data set, besides its kind and its split.
+    """The options of a data set, besides its kind and its split.
 
     Attributes:
       path: see the kind's own `path`.

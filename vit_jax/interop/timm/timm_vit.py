@@ -88,7 +88,7 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 
 
 def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: int) -> bool:
-    """Whether a position table has rows for patches only: by what is said, else by what is square."""
+    """True where a position table has rows for patches only: as is said, else where they make a square."""
     said = (config.get("model_args") or {}).get("no_embed_class")
     if said is not None:
         return bool(said)

@@ -1,4 +1,4 @@
-"""What an objective is: which pictures of an image it wants, what it computes of them, what it remembers."""
+"""The interface of an objective: the views it wants, the loss it computes of them, the memory it keeps."""
 
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +16,7 @@ Batch = dict[str, jax.Array]
 
 
 class Now(NamedTuple):
-    """What an objective is told besides the batch.
+    """The circumstances that an objective is told besides the batch.
 
     Attributes:
       rngs: for dropout; None in evaluation.
@@ -33,7 +33,7 @@ EVALUATION = Now()  # Without anything to remember.
 
 
 class Loss(NamedTuple):
-    """What an objective computes of a batch.
+    """The result of an objective on a batch.
 
     Attributes:
       each: loss of each image, `[batch]`.
@@ -52,7 +52,7 @@ def in_format(value: float, format: str, digits: int = 2) -> str:
 
 
 class Objective(nnx.Module):
-    """What a run trains for; this class asks for one picture, needs no labels, remembers nothing.
+    """An objective of training; this class asks for one view, needs no labels, remembers nothing.
 
     The parameters of an objective are what training needs beyond the model's, such as a decoder. They are
     trained with the model's and kept with the run's state, and no model that is loaded from it has them.
@@ -98,7 +98,7 @@ class Objective(nnx.Module):
         raise NotImplementedError
 
     def first_memory(self, params: dict) -> dict[str, Any]:
-        """What it remembers before the first update, by name.
+        """The memory before the first update, by name.
 
         Args:
           params: of the model. The objective's own are those of this module.
