@@ -15,15 +15,16 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import grain
 import numpy as np
 
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.order import Order
-from vit_jax.data.preprocess import TestCrop, TrainCrop, sides
+from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
+from vit_jax.data.views import Augmentation, Picture
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -53,10 +54,11 @@ def training_batches(
     seed: int,
     batch_size: int,
     first_step: int,
-    crop: TrainCrop,
+    crop: TrainCrop | None = None,
     workers: int | None = None,
     threads: int | None = None,
-    augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
+    augment: Augmentation | None = None,
+    views: Sequence[Picture] = (),
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
     """Yields endless training batches from step `first_step` on.
@@ -68,6 +70,7 @@ def training_batches(
         interpreter free nine tenths of its time, so a few threads are better than as many processes, whose
         batches must be copied.
       augment: applied to the crop, uint8 to uint8.
+      views: the pictures of each image, in place of one by `crop` and `augment`.
       rows: the rows of each batch that this process reads, in order; None for all.
 
     Yields:
@@ -82,18 +85,19 @@ def training_batches(
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 
-    def load_image(rng: np.random.Generator, index: int, batch: Batch, row: int) -> None:
+    views = views or (Picture("image", crop.size, crop, augment),)
+    streams = [stream for view in views for stream in view.streams]
+
+    def load_image(rngs: list[np.random.Generator], index: int, batch: Batch, row: int) -> None:
         for candidate in range(index, index + MAX_REPLACEMENTS):
             candidate %= len(source)
             try:
                 example = source[candidate]
-                pixels = crop(example.image, rng, batch["image"][row])
+                _show(example.image, views, rngs, batch, row)
             except (Unreadable, OSError):
                 if candidate == index:
                     batch["unreadable"][row] = index
                 continue
-            if augment:
-                batch["image"][row] = augment(pixels, rng)
             batch["labels"][row, : len(example.labels)] = example.labels
             return
         raise UserError(f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on")
@@ -101,10 +105,10 @@ def training_batches(
     def load(number: int) -> Batch:
         step, chunk = divmod(number, chunks)
         positions = step * batch_size + _rows_of_chunk(rows, chunk, chunks)
-        batch = _empty(len(positions), crop.size, source)
-        draws = _generators(seed, positions)
-        for row, (rng, index) in enumerate(zip(draws, order(positions).tolist(), strict=True)):
-            load_image(rng, index, batch, row)
+        batch = _empty(len(positions), views, source)
+        draws = _generators(seed, positions, streams)
+        for row, (rngs, index) in enumerate(zip(draws, order(positions).tolist(), strict=True)):
+            load_image(rngs, index, batch, row)
         return batch
 
     data = grain.MapDataset.range(first_step * chunks, sys.maxsize).map(load)
@@ -115,15 +119,18 @@ def evaluation_batches(
     source: Source,
     *,
     batch_size: int,
-    crop: TestCrop,
+    crop: TestCrop | None = None,
     workers: int | None = None,
     threads: int | None = None,
+    views: Sequence[Picture] = (),
+    seed: int = 0,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
     """Yields every image once, in order, in equally many batches for every process.
 
     Args:
       batch_size, workers, threads, rows: see `training_batches`.
+      views: the pictures of each image, in place of one by `crop`; drawn from the seed and its number.
 
     Yields:
       What `training_batches` yields, and `mask` bool `[local batch]`: False for an unreadable image and
@@ -132,17 +139,22 @@ def evaluation_batches(
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 
+    views = views or (Picture("image", crop.size, lambda image, rng, out: crop(image, out)),)
+    streams = [stream for view in views for stream in view.streams]
+
     def load(number: int) -> Batch:
         step, chunk = divmod(number, chunks)
         indices = (step * batch_size + _rows_of_chunk(rows, chunk, chunks)).tolist()
-        batch = _empty(len(indices), crop.size, source) | {"mask": np.zeros(len(indices), bool)}
-        batch["image"][:] = 0
-        for row, index in enumerate(indices):
+        batch = _empty(len(indices), views, source) | {"mask": np.zeros(len(indices), bool)}
+        for view in views:
+            batch[view.name][:] = 0
+        draws = _generators(seed, np.array(indices), streams)
+        for row, (rngs, index) in enumerate(zip(draws, indices, strict=True)):
             if index >= len(source):
                 break
             try:
                 example = source[index]
-                crop(example.image, batch["image"][row])
+                _show(example.image, views, rngs, batch, row)
             except (Unreadable, OSError):
                 batch["unreadable"][row] = index
                 continue
@@ -182,17 +194,42 @@ class SkipLog:
         return batch
 
 
-def _generators(seed: int, positions: np.ndarray) -> Iterator[np.random.Generator]:
-    """Yields a generator for each position, good until the next one is asked for: it is set back each time.
+def _show(
+    image: bytes | np.ndarray,
+    views: Sequence[Picture],
+    rngs: Sequence[np.random.Generator],
+    batch: Batch,
+    row: int,
+) -> None:
+    """Puts all pictures of an image into a row of a batch, each by a generator of its own.
+
+    Raises:
+      Unreadable: see `vit_jax.data.decode`.
+    """
+    draws = iter(rngs)
+    for view in views:
+        outs = batch[view.name][row]
+        for out in (outs,) if view.count is None else outs:
+            rng = next(draws)
+            pixels = view.crop(image, rng, out)
+            if view.augment:
+                out[:] = view.augment(pixels, rng)
+
+
+def _generators(
+    seed: int, positions: np.ndarray, streams: Sequence[int]
+) -> Iterator[list[np.random.Generator]]:
+    """A generator of each stream for each position, good until the next are asked for: they are set back.
 
     To make a new one takes ten times as long.
     """
-    bits = np.random.Philox(key=(seed, 0))
-    fresh, generator = bits.state, np.random.Generator(bits)
+    bits = [np.random.Philox(key=(seed, 0), counter=(0, 0, 0, stream)) for stream in streams]
+    fresh, generators = [one.state for one in bits], [np.random.Generator(one) for one in bits]
     for position in positions.tolist():
-        fresh["state"]["key"][1] = position
-        bits.state = fresh
-        yield generator
+        for one, state in zip(bits, fresh, strict=True):
+            state["state"]["key"][1] = position
+            one.state = state
+        yield generators
 
 
 def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
@@ -200,9 +237,8 @@ def _rows_of_chunk(rows: np.ndarray, chunk: int, chunks: int) -> np.ndarray:
     return rows[chunk * len(rows) // chunks : (chunk + 1) * len(rows) // chunks]
 
 
-def _empty(images: int, size: int | tuple[int, int], source: Source) -> Batch:
-    return {
-        "image": np.empty((images, *sides(size), 3), np.uint8),
+def _empty(images: int, views: Sequence[Picture], source: Source) -> Batch:
+    return {view.name: np.empty((images, *view.shape), np.uint8) for view in views} | {
         "labels": np.full((images, source.max_labels), -1, np.int32),
         "unreadable": np.full(images, -1, np.int64),
     }

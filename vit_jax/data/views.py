@@ -1,9 +1,13 @@
 """The pictures that a run sees of one image: its views."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from vit_jax.data.preprocess import sides
+
+Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 class View(NamedTuple):
@@ -24,9 +28,65 @@ class View(NamedTuple):
     size: int | None = None
     crop: Mapping[str, Any] = {}
     same_rectangle_as: str | None = None
-    augment: Callable[[np.ndarray, np.random.Generator], np.ndarray] | str | None = "config"
+    augment: Augmentation | str | None = "config"
 
     def shape(self, image_size: int) -> tuple[int, ...]:
         """Shape of one image's entry, in a run of this `image_size`."""
         size = self.size or image_size
         return (*(() if self.count is None else (self.count,)), size, size, 3)
+
+
+class Picture(NamedTuple):
+    """How the pipeline makes a view: a `View` with nothing left open.
+
+    Attributes:
+      crop: `(image, rng, out) -> pixels`.
+      stream: which of an image's random sequences the first picture draws from; views of one stream
+        see the same rectangles.
+    """
+
+    name: str
+    size: int | tuple[int, int]
+    crop: Callable[..., np.ndarray]
+    augment: Augmentation | None = None
+    count: int | None = None
+    stream: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one image's entry in a batch."""
+        return (*(() if self.count is None else (self.count,)), *sides(self.size), 3)
+
+    @property
+    def streams(self) -> range:
+        """The streams of all its pictures."""
+        return range(self.stream, self.stream + (self.count or 1))
+
+
+def pictures_of(
+    views: Sequence[View], crop: Callable[..., Any], size: int, augment: Augmentation | None
+) -> tuple[Picture, ...]:
+    """The pictures that views ask for.
+
+    Args:
+      crop: makes the crop of a size, and of values in which it differs from the run's.
+      size: the run's, in pixels.
+      augment: the run's.
+    """
+    made, free = {}, 0
+    for view in views:
+        pixels = view.size or size
+        own = augment if view.augment == "config" else view.augment
+        stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else free
+        picture = Picture(view.name, pixels, crop(pixels, **view.crop), own, view.count, stream)
+        made[view.name], free = picture, max(free, picture.streams.stop)
+    return tuple(made.values())
+
+
+def flips_of(views: Sequence[View]) -> dict[str, str]:
+    """By the name of each view the name by which its flips are drawn: views of one rectangle share theirs."""
+    names = {}
+    for view in views:
+        own = f"flip {view.name}" if names else "flip"
+        names[view.name] = names[view.same_rectangle_as] if view.same_rectangle_as else own
+    return names

@@ -23,13 +23,15 @@ class Evaluator:
     Args:
       splits: sources by name.
       say: is told of images that cannot be read.
+      views: pictures of an objective that wants several, which are drawn in evaluation as in training; one
+        picture is the test crop.
 
     Attributes:
       metrics: formats of the objective's, by name.
       draws: the objective has pictures.
     """
 
-    def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say):
+    def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say, views=()):
         objective = program.abstract_objective()
         self.metrics, self.draws = objective.metrics, objective.pictures is not None
         self._mesh, self._splits = program.mesh, splits
@@ -37,6 +39,8 @@ class Evaluator:
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
+        several = len(views) > 1 or any(view.count for view in views)
+        self._views = dict(views=views, seed=config.seed) if several else {}
         places = program.judged_places()
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
@@ -54,7 +58,8 @@ class Evaluator:
         total, source = None, self._splits[split]
         # As large as the training batch, but no larger than the split needs.
         batch_size = min(self._most, whole_batch(self._mesh, len(source)))
-        arguments = self._arguments | dict(batch_size=batch_size, rows=local_rows(self._mesh, batch_size))
+        arguments = self._arguments | self._views
+        arguments |= dict(batch_size=batch_size, rows=local_rows(self._mesh, batch_size))
         with contextlib.closing(evaluation_batches(source, **arguments)) as batches:
             for number, batch in enumerate(batches):
                 if not go_on():

@@ -6,6 +6,7 @@ ends with the same bits: batches and random numbers are functions of the seed an
 """
 
 import contextlib
+import dataclasses
 import math
 import time
 import zlib
@@ -23,6 +24,7 @@ from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.randaugment import host_augmentation, resolve
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.timm_augment import RandPolicy
+from vit_jax.data.views import Picture, pictures_of
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import FewShot, in_lines, open_tasks
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
@@ -149,7 +151,7 @@ def _train(
             f"note: a batch of {config.batch_size} shows images of {len(train_source)} more than once"
         )
     warn = console.say if leader else print  # Each process names the images that it cannot read.
-    evaluate = Evaluator(program, splits.named, config, warn)
+    evaluate = Evaluator(program, splits.named, config, warn, pictures(config))
     shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
     few_shot = FewShot(config, few_shot_tasks, program.graphdef, shardings, mesh, warn)
 
@@ -344,14 +346,24 @@ def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable
         seed=config.seed,
         batch_size=config.batch_size,
         first_step=first_step,
-        crop=train_crop(config),
-        augment=image_augmentation(config),
+        views=pictures(config),
         workers=config.data.workers,
         threads=config.data.threads,
         rows=local_rows(mesh, config.batch_size),
     )
     skipped = SkipLog(source, config.data.max_unreadable, say)
     return Feed(batches, skipped.check, mesh)
+
+
+def pictures(config: ConfigDict) -> tuple[Picture, ...]:
+    """How the views that the objective wants are made of an image in training."""
+    crop = train_crop(config)
+
+    def crop_of(size: int, **values) -> TrainCrop:
+        return dataclasses.replace(crop, size=size, **values)
+
+    views = objective_of(config).views(config)
+    return pictures_of(views, crop_of, config.data.image_size, image_augmentation(config))
 
 
 def image_augmentation(config: ConfigDict) -> Callable | None:

@@ -6,6 +6,7 @@ the step's key, so they are the same for any number of devices, processes and mi
 
 import math
 import zlib
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ def augment(
     key: jax.Array,
     *,
     flip: bool = False,
+    flips: Mapping[str, str] = {"image": "flip"},
     erasing: float = 0.0,
     mixup: float = 0.0,
     cutmix: float = 0.0,
@@ -32,6 +34,7 @@ def augment(
 
     Args:
       batch: `image` uint8 `[batch, height, width, 3]` and `labels` int32 `[batch, max_labels]`.
+      flips: for each view the name by which its flips are drawn.
       erasing: probability for each image.
       mixup, cutmix: alpha of each; 0 is off.
       cutmix_share: of the batches, where both are on.
@@ -42,7 +45,8 @@ def augment(
       of the pixels that has `labels`, which is the larger one.
     """
     if flip:
-        batch = batch | {"image": random_flip(batch["image"], _fold(key, "flip"))}
+        flipped = {name: random_flip(batch[name], _fold(key, drawn)) for name, drawn in flips.items()}
+        batch = batch | flipped
     if erasing:
         batch = batch | {"image": random_erasing(to_floats(batch["image"]), _fold(key, "erasing"), erasing)}
     if mixup or cutmix:
@@ -52,9 +56,9 @@ def augment(
 
 
 def random_flip(images: jax.Array, key: jax.Array) -> jax.Array:
-    """Mirrors each image `[batch, height, width, 3]` with probability 1/2."""
-    mirrored = jax.random.bernoulli(key, shape=(len(images), 1, 1, 1))
-    return jnp.where(mirrored, images[:, :, ::-1], images)
+    """Mirrors each image `[..., height, width, 3]` with probability 1/2."""
+    mirrored = jax.random.bernoulli(key, shape=(*images.shape[:-3], 1, 1, 1))
+    return jnp.where(mirrored, images[..., ::-1, :], images)
 
 
 def random_erasing(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:

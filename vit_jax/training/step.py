@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from vit_jax.data.randaugment import resolve
+from vit_jax.data.views import flips_of
 from vit_jax.errors import UserError
 from vit_jax.models.layers import placing
 from vit_jax.parallel.chips import compiler_options
@@ -25,6 +26,7 @@ from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.sharding import place_activation
 from vit_jax.training.lora import Weights, effective, objective_weights, trained
 from vit_jax.training.mixing import augment
+from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.objective import Loss, Now
 
 # Folded into a step's key; dropout folds in small numbers.
@@ -95,6 +97,7 @@ def make_train_step(
     _, mixup = resolve(values.level, values.randaugment, values.mixup)
     augmentations = dict(
         flip=config.data.flip,
+        flips=flips_of(objective_of(config).views(config)),
         erasing=values.erasing,
         mixup=mixup,
         cutmix=values.cutmix,
