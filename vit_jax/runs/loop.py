@@ -434,8 +434,8 @@ def step_count(config: ConfigDict, images: int) -> int:
 def as_items(state: State, metrics: Metrics) -> dict:
     """What a checkpoint holds, in parts that can be read alone."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
-    items = {name: state[name] for name in ("params", "extra", "optimizer")} | state["memory"]
-    return {name: item for name, item in items.items() if item} | {"run": run}
+    items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
+    return items | state["memory"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
