@@ -53,7 +53,15 @@ TABLE_3 |= {
     "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
 }
 OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "finetune", "finetune_elpv", "quickstart")
-OTHER_JOBS += ("masked_patch_b16", "mae_b16", "mae_l16", "mae_h14", "mae_finetune", "vit_s16_i1k")
+OTHER_JOBS += (
+    "dino_digits",
+    "masked_patch_b16",
+    "mae_b16",
+    "mae_l16",
+    "mae_h14",
+    "mae_finetune",
+    "vit_s16_i1k",
+)
 
 
 def test_every_pre_training_config_has_a_row_of_the_table():
@@ -242,7 +250,7 @@ def test_key_that_nothing_reads_is_refused():
         ("augment.cutmix_share", 1.5),
         ("augment.erasing", 2.0),
         ("augment.color_jitter", (0.1, 0.1)),
-        ("objective.name", "dino"),
+        ("objective.name", "byol"),
         ("objective.target", "colour"),
         ("objective.mask_ratio", 1.0),
         ("objective.decoder_depth", 0),

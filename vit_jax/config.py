@@ -242,8 +242,8 @@ VALUES = {
     "finetune.lora_rank": Value(8, whole(1, 2**16), "Rank of the low-rank changes."),
     "objective.name": Value(
         "classification",
-        one_of("classification", "masked_patch", "mae"),
-        "What is learned; the last two without labels, and without a head.",
+        one_of("classification", "masked_patch", "mae", "dino"),
+        "What is learned; all but the first without labels, and without a head.",
     ),
     "objective.mask_ratio": Value(None, _RATE, "Share of the patches; None: 0.5, and 0.75 for mae."),
     "objective.target": Value(
@@ -256,6 +256,10 @@ VALUES = {
         "sincos2d_mae", one_of("sincos2d", "sincos2d_mae"), "Fixed positions of mae's decoder."
     ),
     "objective.normalize_targets": Value(True, flag(), "To each patch's mean and deviation."),
+    "objective.head_hidden": Value(2048, whole(1, 2**20), "Width of the MLP of dino's head."),
+    "objective.prototypes": Value(65_536, whole(2, 2**22), "Directions that dino's head tells apart."),
+    "objective.teacher_momentum": Value(0.996, _RATE, "Of dino's teacher at first; it rises to 1."),
+    "objective.teacher_temperature": Value(0.04, number(1e-3, 100.0), "Of dino's teacher."),
     "loss.name": Value(
         "softmax", one_of("softmax", "sigmoid"), "Loss of a classification; sigmoid is summed."
     ),
@@ -455,6 +459,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     )
     config.data.num_classes = 10
     config.objective.update(dict(decoder_dim=32, decoder_depth=1, decoder_heads=2))
+    config.objective.update(dict(head_hidden=32, prototypes=64))
     config.optimizer.warmup_steps = 1
     return config
 

@@ -7,6 +7,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.training.objectives.classification import Classification
+from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
 from vit_jax.training.objectives.objective import Objective
@@ -15,6 +16,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
     "masked_patch": MaskedPatch,
     "mae": MAE,
+    "dino": DINO,
 }
 
 
