@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("vit_jax", "configs", "experiments")
 NOT_YET = """
 vit_jax/arguments.py vit_jax/command.py vit_jax/config.py vit_jax/data/sources/__init__.py
-vit_jax/evaluation/fewshot.py vit_jax/evaluation/suite.py vit_jax/formats.py vit_jax/models/__init__.py
-vit_jax/recipes.py vit_jax/runs/checkpoints.py vit_jax/runs/loop.py vit_jax/runs/splits.py
-vit_jax/runs/workdir.py vit_jax/sweep.py vit_jax/training/memory.py vit_jax/training/mixing.py
+vit_jax/evaluation/fewshot.py vit_jax/formats.py vit_jax/models/__init__.py vit_jax/recipes.py
+vit_jax/runs/checkpoints.py vit_jax/runs/loop.py vit_jax/runs/splits.py vit_jax/runs/workdir.py
+vit_jax/sweep.py vit_jax/training/memory.py vit_jax/training/mixing.py
 vit_jax/training/objectives/__init__.py vit_jax/training/objectives/classification.py
 vit_jax/training/objectives/masked_patch.py vit_jax/training/step.py
 """
