@@ -37,7 +37,7 @@ class View(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """How the pipeline makes a view: a `View` with nothing left open.
+    """The way the pipeline makes a view: a `View` with nothing left open.
 
     Attributes:
       crop: `(image, rng, out) -> pixels`.
@@ -84,7 +84,7 @@ def pictures_of(
 
 
 def flips_of(views: Sequence[View]) -> dict[str, str]:
-    """By the name of each view the name by which its flips are drawn: views of one rectangle share theirs."""
+    """Names by which flips are drawn, by the views' names: views of one rectangle share theirs."""
     names = {}
     for view in views:
         own = f"flip {view.name}" if names else "flip"
