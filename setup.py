@@ -1,8 +1,23 @@
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = Path(__file__).parent
+
+
+class BuildWithConfigs(build_py):
+    """Puts `configs/` into the package, where `--config=configs/quickstart.py` finds it in every folder."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            folder = Path(self.build_lib, "vit_jax", "configs")
+            self.mkpath(str(folder))
+            for file in (here / "configs").glob("*.py"):
+                self.copy_file(str(file), str(folder / file.name))
+
+
 requirements = [
     line for line in (here / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")
 ]
@@ -17,6 +32,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    cmdclass={"build_py": BuildWithConfigs},
     package_data={"vit_jax.planning": ["prices.toml"], "vit_jax.published": ["*.json"]},
     ext_modules=[
         # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).

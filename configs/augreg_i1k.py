@@ -8,9 +8,20 @@ python -m vit_jax.main --config=configs/augreg_i1k.py:model=ViT-B/16 --workdir=D
 """
 
 from vit_jax.config import choose, named_values
-from vit_jax.recipes import augreg_imagenet
+from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
     values, argument = named_values(argument, model="ViT-B/16")
-    return choose(augreg_imagenet(values["model"]), argument)
+    config = pretraining(values["model"])  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config.augment.level = {"ViT-Ti/16": "light1", "ViT-S/32": "medium1"}.get(values["model"], "medium2")
+    # All of AugReg's runs share these (section 3).
+    config.epochs = 300.0
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.model.dropout, config.model.stochastic_depth, config.model.pre_logits = 0.0, 0.0, False
+    config.model.head_bias = -6.9
+    config.data.path = "imagenet2012"
+    config.data.train_split, config.data.dev_split = "train[:99%]", "train[99%:]"
+    config.data.test_split = "validation"
+    return choose(config, argument)

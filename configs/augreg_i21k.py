@@ -9,9 +9,37 @@ python -m vit_jax.main --config=configs/augreg_i21k.py:model=ViT-B/16 --workdir=
 """
 
 from vit_jax.config import choose, named_values
-from vit_jax.recipes import augreg_imagenet21k
+from vit_jax.errors import UserError, nearest
+from vit_jax.recipes import pretraining
+
+# AugReg's level for each model on ImageNet-21k (big_vision's configs, from the paper's figure 4).
+LEVELS = {
+    "ViT-Ti/16": "none",
+    "ViT-S/32": "none",
+    "ViT-S/16": "light1",
+    "ViT-B/32": "light2",
+    "ViT-B/16": "light2",
+    "ViT-L/16": "medium2",
+}
 
 
 def get_config(argument=None):
     values, argument = named_values(argument, model="ViT-B/16")
-    return choose(augreg_imagenet21k(values["model"]), argument)
+    model = values["model"]
+    if model not in LEVELS:
+        raise UserError(
+            f"AugReg's authors name no level for {model!r} on ImageNet-21k; {nearest(model, LEVELS)}"
+        )
+    config = pretraining(model)  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config.augment.level = LEVELS[model]
+    # All of AugReg's runs share these (section 3).
+    config.epochs = 300.0
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.model.dropout, config.model.stochastic_depth, config.model.pre_logits = 0.0, 0.0, False
+    config.model.head_bias = -10.0
+    config.data.path, config.data.num_classes = "imagenet21k", 21_843  # The width of the published heads.
+    # The splits are those of big_vision's vit_i21k.
+    config.data.train_split, config.data.dev_split = "train[51200:]", "train[25600:51200]"
+    config.data.test_split = "train[:25600]"
+    return choose(config, argument)

@@ -7,12 +7,16 @@ python -m vit_jax.main --config=configs/bit_r200x3_jft.py --workdir=DIR
 """
 
 from vit_jax.config import choose
-from vit_jax.recipes import jft
+from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = jft("BiT-R200x3")
+    config = pretraining("BiT-R200x3")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     # Unpublished: table 6 has this run, table 3 has no rate for it; 6e-4 is that of R152.
     config.epochs = 14.0
-    config.optimizer.learning_rate = 6e-4
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 6e-4, 0.1
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
+    config.model.head_bias = -10.0
+    config.data.path, config.data.num_classes, config.data.label_key = "jft", 18_291, "labels"
+    config.data.train_split, config.data.test_split = "train", "validation"
     return choose(config, argument)

@@ -7,11 +7,15 @@ python -m vit_jax.main --config=configs/bit_r50x1_jft.py --workdir=DIR
 """
 
 from vit_jax.config import choose
-from vit_jax.recipes import jft
+from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = jft("BiT-R50x1")
+    config = pretraining("BiT-R50x1")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     config.epochs = 7.0
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.1
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
+    config.model.head_bias = -10.0
+    config.data.path, config.data.num_classes, config.data.label_key = "jft", 18_291, "labels"
+    config.data.train_split, config.data.test_split = "train", "validation"
     return choose(config, argument)

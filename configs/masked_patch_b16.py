@@ -8,8 +8,16 @@ python -m vit_jax.main --config=configs/masked_patch_b16.py --workdir=DIR
 """
 
 from vit_jax.config import choose
-from vit_jax.recipes import masked_patch
+from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    return choose(masked_patch("ViT-B/16"), argument)
+    config = pretraining("ViT-B/16")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config.steps = 1_000_000
+    config.objective.name, config.objective.target = "masked_patch", "color"
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-4, 0.1
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.model.dropout, config.model.pre_logits = 0.0, False
+    config.data.path, config.data.num_classes, config.data.label_key = "jft", 18_291, "labels"
+    config.data.train_split, config.data.test_split = "train", "validation"
+    return choose(config, argument)

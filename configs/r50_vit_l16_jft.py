@@ -7,12 +7,16 @@ python -m vit_jax.main --config=configs/r50_vit_l16_jft.py --workdir=DIR
 """
 
 from vit_jax.config import choose
-from vit_jax.recipes import jft
+from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = jft("R50+ViT-L/16")
+    config = pretraining("R50+ViT-L/16")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     # 7 and 14 epochs are in the table.
     config.epochs = 14.0
-    config.optimizer.learning_rate = 4e-4
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 4e-4, 0.1
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
+    config.model.dropout, config.model.pre_logits, config.model.head_bias = 0.0, True, -10.0
+    config.data.path, config.data.num_classes, config.data.label_key = "jft", 18_291, "labels"
+    config.data.train_split, config.data.test_split = "train", "validation"
     return choose(config, argument)

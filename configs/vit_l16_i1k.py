@@ -6,10 +6,17 @@ python -m vit_jax.main --config=configs/vit_l16_i1k.py --workdir=DIR
 """
 
 from vit_jax.config import choose
-from vit_jax.recipes import imagenet
+from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = imagenet("ViT-L/16")
-    # 300 epochs, 3e-3 cosine, weight decay 0.3, dropout 0.1: shared by all models.
+    config = pretraining("ViT-L/16")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config.epochs = 300.0
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 3e-3, 0.3
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.model.dropout, config.model.pre_logits, config.model.head_bias = 0.1, True, 0.0
+    config.loss.label_smoothing = 1e-4  # The authors, in vision_transformer's issue 34.
+    config.data.path = "imagenet2012"
+    config.data.train_split, config.data.dev_split = "train[:99%]", "train[99%:]"
+    config.data.test_split = "validation"
     return choose(config, argument)

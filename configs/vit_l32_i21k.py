@@ -6,10 +6,17 @@ python -m vit_jax.main --config=configs/vit_l32_i21k.py --workdir=DIR
 """
 
 from vit_jax.config import choose
-from vit_jax.recipes import imagenet21k
+from vit_jax.recipes import pretraining
 
 
 def get_config(argument=None):
-    config = imagenet21k("ViT-L/32")
-    # 90 epochs, 1e-3 linear to 1e-5, weight decay 0.03, dropout 0.1: shared by all models.
+    config = pretraining("ViT-L/32")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
+    config.epochs = 90.0
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 0.03
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "linear", 1e-5
+    config.model.dropout, config.model.pre_logits, config.model.head_bias = 0.1, True, -10.0
+    config.data.path, config.data.num_classes = "imagenet21k", 21_843  # The width of the published heads.
+    # The splits are those of big_vision's vit_i21k.
+    config.data.train_split, config.data.dev_split = "train[51200:]", "train[25600:51200]"
+    config.data.test_split = "train[:25600]"
     return choose(config, argument)

@@ -9,11 +9,28 @@ whole batch; and it draws images from a buffer of 250,000, here from all.
 
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError
-from vit_jax.recipes import plain_vit
+from vit_jax.recipes import pretraining
+
+IMAGES = 1_268_355  # Of train[:99%].
 
 
 def get_config(argument=None):
     values, argument = named_values(argument, epochs="90")
-    if not values["epochs"].isdecimal():
+    if values["epochs"] not in ("90", "150", "300"):
         raise UserError(f"epochs={values['epochs']} must be 90, 150 or 300")
-    return choose(plain_vit(int(values["epochs"])), argument)
+    config = pretraining("ViT-S/16")  # Adam, 10,000 steps of warm-up, clipping at 1.
+    config.batch_size = 1024
+    config.steps = round(int(values["epochs"]) * IMAGES / config.batch_size)
+    # big_vision multiplies its weight decay of 1e-4 by the schedule, but not by the learning rate.
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 1e-3, 1e-4 / 1e-3
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.optimizer.moment_dtype, config.optimizer.count_from = "bfloat16", 0
+    config.model.dropout, config.model.pre_logits, config.model.head_bias = 0.0, True, 0.0
+    config.model.pooling, config.model.position, config.model.dtype = "gap", "sincos2d", "float32"
+    config.loss.name = "softmax"
+    config.augment.randaugment, config.augment.mixup = (2, 10.0), 0.2
+    config.data.path = "imagenet2012"
+    config.data.train_split, config.data.dev_split = "train[:99%]", "train[99%:]"
+    config.data.test_split = "validation"
+    config.evaluate_every, config.checkpoint.every = 2500, 1000
+    return choose(config, argument)

@@ -1,6 +1,7 @@
 """The shipped configs hold the paper's values, run, and have no value that nothing reads."""
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import math
@@ -10,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as configs
-from vit_jax.data.randaugment import LEVELS
+from vit_jax import config_page
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.parallel.mesh import make_mesh
@@ -278,6 +279,24 @@ def test_one_randaugment_at_a_time(other):
         configs.check(config)
 
 
+@pytest.mark.parametrize("file", sorted(set(configs.DECLARED_IN.values())))
+def test_options_read_from_a_file_are_those_that_it_has_when_imported(file):
+    imported = importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    said = {key: (option.default, option.rule.words) for key, option in imported.OPTIONS.items()}
+    read = {key for key in configs.VALUES if configs.DECLARED_IN[key] == file}
+    assert said == {key: (configs.VALUES[key].default, configs.VALUES[key].rule.words) for key in read}
+
+
+def test_page_of_all_values_is_up_to_date():
+    page = (FOLDER.parent / "docs" / "config.md").read_text()
+    assert page == config_page.page(), "run python docs/write_config.py"
+
+
+@pytest.mark.parametrize("key", configs.VALUES)
+def test_value_says_what_it_means(key):
+    assert len(configs.VALUES[key].about.split()) > 1 and configs.VALUES[key].rule.words
+
+
 # What stands in a text that a user mistyped: a sign, nothing, no number, far too much, none of a kind.
 HOSTILE = (-1, 0, -0.5, math.nan, math.inf, -math.inf, 10**30, "x", "", (), (math.nan,), (-1,), ("",), True)
 BOUNDED_BELOW = [
@@ -334,10 +353,6 @@ def test_few_shot_evaluation_without_data_sets_is_refused():
     config.fewshot.every = config.evaluate_every
     with pytest.raises(UserError, match=r"fewshot.sets is \(\) and must be such as \('tfds:cifar100',\)"):
         configs.check(config)
-
-
-def test_augregs_levels_are_those_that_the_data_knows():
-    assert set(configs.AUGREG_LEVELS) == set(LEVELS)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How every command starts and how it fails: a user's mistake is one line and exit code 2."""
+"""The start and the end of every command: a user's mistake is one line and exit code 2."""
 
 import contextlib
 import hashlib
@@ -16,6 +16,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax.config import VALUES, unknown_key
+from vit_jax.config_page import listing
 from vit_jax.errors import UserError, mistake
 
 
@@ -23,13 +24,31 @@ def run(main: Callable[[list[str]], None]) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
 
     0: done, or stopped by a signal and saved. 2: the user's mistake. A fault of ours is a
-    traceback and 1. With `--help` it says what the command does, and no more.
+    traceback and 1. With `--help` it says what the command does and lists the values of the config, with
+    `--help=optimizer` those of one section, and no more.
     """
-    if {"--help", "-h"} & {*sys.argv[1:]}:
-        print(f"{sys.modules['__main__'].__doc__.strip()}\n{flags.FLAGS.main_module_help()}")
-        return
     with mistakes():
+        if (section := _help_asked()) is not None:
+            print(_help(section))
+            return
         main(parse_flags())
+
+
+def _help_asked() -> str | None:
+    """The section of `--help=SECTION`; empty for `--help` alone, None without."""
+    for argument in sys.argv[1:]:
+        if asked := re.fullmatch(r"-h|--?help(?:=(.*))?", argument):
+            return asked[1] or ""
+    return None
+
+
+def _help(section: str) -> str:
+    """Says what the command does, its flags, and the values of its config; or lists a section of these."""
+    values = listing(section or None) if "config" in flags.FLAGS else ""
+    if section:
+        return values
+    about = f"{sys.modules['__main__'].__doc__.strip()}\n{flags.FLAGS.main_module_help()}"
+    return f"{about}\n\nValues of the config, with their defaults\n\n{values}" if values else about
 
 
 @contextlib.contextmanager
@@ -63,6 +82,19 @@ def read_config(path: str) -> ConfigDict:
         raise fault.args[0] from fault
 
 
+def config_file(name: str) -> str:
+    """The path of a config: that which is named or, where no file is there, one that comes with the package.
+
+    `configs/quickstart.py`, `quickstart.py` and `quickstart` name the package's own, in every folder.
+    """
+    stem = name.removeprefix("configs/").removesuffix(".py")
+    if os.path.isfile(name) or "/" in stem:
+        return name
+    package = Path(__file__).parent
+    shipped = (package / "configs", package.parent / "configs")  # Installed, and in a checkout.
+    return next((str(path) for folder in shipped if (path := folder / f"{stem}.py").is_file()), name)
+
+
 class _ConfigFault(Exception):
     """Carries a UserError through absl's flags, which rewrite every ValueError."""
 
@@ -73,7 +105,8 @@ class _ConfigFile(flags.ArgumentParser):
     syntactic_help = "FILE.py or FILE.py:ARGUMENT"
 
     def parse(self, path: str) -> ConfigDict:
-        file, _, argument = path.partition(":")
+        name, _, argument = path.partition(":")
+        file = config_file(name)
         try:
             config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
         except UserError as error:
@@ -87,7 +120,7 @@ class _ConfigFile(flags.ArgumentParser):
 
 
 def _explain_config(file: str, error: Exception) -> str:
-    """Where a config's file fails and why, in one line."""
+    """Says in one line where a config's file fails, and why."""
     if isinstance(error, FileNotFoundError) and error.filename == os.path.abspath(file):
         return f"there is no config file {file}"
     if isinstance(error, KeyError) and error.args == ("get_config",):
@@ -166,7 +199,7 @@ def use_compilation_cache() -> None:
 
 
 def code_version() -> dict[str, str]:
-    """What computes: versions of Python and of the libraries, and a hash of each file of ours."""
+    """The code that computes: versions of Python and of the libraries, and a hash of each file of ours."""
     folder = Path(__file__).parent
     hashes = {
         str(path.relative_to(folder.parent)): hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest()

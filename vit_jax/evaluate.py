@@ -35,10 +35,10 @@ BATCH_SIZE = flags.DEFINE_integer("batch_size", 128, "Images at once, of all dev
 WORKERS = flags.DEFINE_integer(
     "workers", None, "Processes that decode images, if not chosen by cores and images.", lower_bound=0
 )
-OPTIONS = {name: option for suite in SUITES.values() for name, option in suite.options.items()}
+SUITE_OPTIONS = {name: option for suite in SUITES.values() for name, option in suite.options.items()}
 FLAGS = {
     name: (flags.DEFINE_multi_string if option.repeated else flags.DEFINE_string)(name, None, option.meaning)
-    for name, option in OPTIONS.items()
+    for name, option in SUITE_OPTIONS.items()
 }
 
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     chosen_suites(SUITE.value)
     options = {
         name: parsed(name, option, FLAGS[name].value)
-        for name, option in OPTIONS.items()
+        for name, option in SUITE_OPTIONS.items()
         if FLAGS[name].value is not None
     }
     command.use_compilation_cache()

@@ -1,4 +1,4 @@
-"""What the config of a run meant when the run began, where its text means something else today.
+"""The meaning that the config of a run had when the run began, where its text means something else today.
 
 A workdir's manifest has the number of its format; one without is of format 1. Runs of an earlier format go
 on with the meaning they began with, spelled out in today's values, or are refused in one line.
@@ -30,7 +30,7 @@ def saved_config(text: str, format: int) -> ConfigDict:
 
 
 def _format_1(config: ConfigDict) -> dict[str, Any]:
-    """What a config's text meant in format 1, where that differs."""
+    """The values that a config's text meant in format 1, where that differs."""
     meant = {"data.background": "none"}
     if config.data.crop == "inception":
         meant["data.crop"] = "random_resized"

@@ -25,6 +25,7 @@ from vit_jax.config import check, differences, from_json, to_json
 from vit_jax.data.sources.base import Source, lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
+from vit_jax.options import SPLIT, Option, number, several, whole
 from vit_jax.runs.jobs import Job, Outcome, outcome, run_jobs
 from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
@@ -37,6 +38,36 @@ ONLY = flags.DEFINE_string("only", None, "One run by name, such as rate-0.01 or 
 LIST = flags.DEFINE_bool("list", False, "Print the runs' commands and do nothing.")
 
 SWEEP = "sweep.json"  # The config, so that another's runs are not mixed in.
+
+OPTIONS = {
+    "sweep.rates": Option(
+        (1e-3, 3e-3, 1e-2, 3e-2),
+        several(number(above=0), different=True),
+        "The learning rates that are compared.",
+        operational=True,
+    ),
+    "sweep.resnet_rates": Option(
+        (), several(number(above=0), different=True), "Rates more where the model is a BiT or a hybrid."
+    ),
+    "sweep.train_split": Option(
+        "[:90%]",
+        SPLIT,
+        "What a rate is trained on: a split, or a slice of data.train_split.",
+        operational=True,
+    ),
+    "sweep.dev_split": Option(
+        "[90%:]",
+        SPLIT,
+        "What rates are compared on: a split, or a slice of data.train_split.",
+        operational=True,
+    ),
+    "sweep.seeds": Option(
+        (0, 1, 2),
+        several(whole(0), different=True),
+        "Seeds of the runs at the best rate, on all training images.",
+        operational=True,
+    ),
+}
 
 
 def main(arguments: list[str]) -> None:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.stats import chi2_contingency, ks_2samp
 
-from vit_jax.config import rand_policy
 from vit_jax.data import timm_augment
 from vit_jax.data.randaugment import host_augmentation
-from vit_jax.data.timm_augment import OPERATIONS, RESAMPLING, RandPolicy
+from vit_jax.data.timm_augment import OPERATIONS, RESAMPLING, RandPolicy, rand_policy
 
 FILL = (124, 116, 104)
 # Theirs for those that change less or more with the level.

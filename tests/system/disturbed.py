@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from vit_jax import command, main
-from vit_jax.runs import evaluator, loop
+from vit_jax.runs import assemble, evaluator
 
 
 def hang(batches):
@@ -46,10 +46,10 @@ def terminate(batches):
 
 
 if __name__ == "__main__":
-    training_batches, evaluation_batches = loop.training_batches, evaluator.evaluation_batches
+    training_batches, evaluation_batches = assemble.training_batches, evaluator.evaluation_batches
     in_training = {"hang": hang, "pipe": pipe, "memory": memory}
     if disturb := in_training.get(os.environ["DISTURBANCE"]):
-        loop.training_batches = lambda *args, **keys: disturb(training_batches(*args, **keys))
+        assemble.training_batches = lambda *args, **keys: disturb(training_batches(*args, **keys))
     else:
         evaluator.evaluation_batches = lambda *args, **keys: terminate(evaluation_batches(*args, **keys))
     command.run(main.main)

@@ -7,7 +7,7 @@ import os
 import time
 
 from vit_jax import command, main
-from vit_jax.runs import loop
+from vit_jax.runs import assemble
 from vit_jax.training.program import Program, make_program
 
 
@@ -29,5 +29,5 @@ def recorded_program(*arguments, **keywords) -> Program:
 
 if __name__ == "__main__":
     with open(os.environ["RECORD"], "a", buffering=1) as record:
-        loop.make_program = recorded_program
+        assemble.make_program = recorded_program
         command.run(main.main)

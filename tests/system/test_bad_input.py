@@ -1,6 +1,5 @@
 """A user's mistake is one line that names the thing and the remedy, with exit code 2."""
 
-import os
 import re
 import subprocess
 import sys
@@ -235,16 +234,3 @@ def test_full_disk_is_named_and_the_last_checkpoint_stays(run, small_disk):
     result = run(*arguments, "--config.checkpoint.keep_last=2")
     assert f"continuing from {kept}" in result.stdout
     assert result.returncode == 0, result.stderr
-
-
-def test_benchmark_without_its_default_config_is_one_line(tmp_path):
-    """Where no `configs/quickstart.py` is, since the command was started elsewhere."""
-    process = subprocess.run(
-        [sys.executable, "-m", "vit_jax.benchmark", "overhead"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 2
-    assert process.stderr.strip() == "error: there is no config file configs/quickstart.py"

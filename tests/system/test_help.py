@@ -4,6 +4,8 @@ import importlib.util
 
 import pytest
 
+from vit_jax.config import VALUES
+
 
 @pytest.mark.parametrize(
     ("command", "flag"), [("main", "workdir"), ("visualize", "images"), ("plan", "chip")]
@@ -15,3 +17,13 @@ def test_help_says_what_a_command_does_and_its_flags(run, command, flag):
         first = file.readline().strip().strip('"')
     assert result.stdout.startswith(first)
     assert f"\n  --{flag}: " in result.stdout
+
+
+def test_help_lists_every_value_and_one_section_of_them(run):
+    everything = run("--help").stdout
+    assert all(f"\n  --config.{key}=" in everything for key in VALUES)
+    section = run("--help=optimizer").stdout
+    assert "--config.optimizer.beta1=0.9\n      Decay of the first moment" in section
+    assert "--config.data" not in section
+    result = run("--help=optimiser")
+    assert (result.returncode, result.stdout) == (2, "") and "did you mean 'optimizer'" in result.stderr

@@ -12,8 +12,8 @@ from vit_jax.data.decode import BACKGROUNDS, INTERPOLATIONS
 from vit_jax.data.preprocess import CROPS, TEST_CROPS, random_resized_box
 from vit_jax.data.timm_augment import RandPolicy
 from vit_jax.errors import UserError
+from vit_jax.runs.assemble import image_augmentation, train_crop
 from vit_jax.runs.evaluator import test_crop as evaluation_crop
-from vit_jax.runs.loop import image_augmentation, train_crop
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (90, 70, 3), np.uint8)
 

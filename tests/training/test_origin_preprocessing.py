@@ -7,8 +7,8 @@ from vit_jax.config import base_config, check
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of, save
 from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.runs.assemble import train_crop, with_images_of
 from vit_jax.runs.evaluator import test_crop as evaluation_crop
-from vit_jax.runs.loop import train_crop, with_images_of
 from vit_jax.runs.warm_start import find_origin
 
 IMAGENET = dict(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225))

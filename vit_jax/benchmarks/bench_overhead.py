@@ -6,11 +6,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
-from vit_jax.runs.loop import class_count, open_feed, step_count
-from vit_jax.runs.splits import open_splits
-from vit_jax.training.program import make_program
+from vit_jax.runs.assemble import assemble
 
 
 def measure(config: ConfigDict, steps: int = 100) -> None:
@@ -21,15 +18,10 @@ def measure(config: ConfigDict, steps: int = 100) -> None:
     """
     share_interpreter()
     keep_freed_memory()
-    source = open_splits(config).train
-    program = make_program(
-        config,
-        num_classes=class_count(config, source),
-        steps=step_count(config, len(source)),
-        mesh=make_mesh(config.mesh),
-    )
+    parts = assemble(config)
+    program = parts.program
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
-    feed = open_feed(config, source, 0, print, program.mesh)
+    feed = parts.feed(0, print)
 
     clock = time.perf_counter
     rows = []

@@ -10,8 +10,8 @@ import jax
 from vit_jax.config import base_config
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
-from vit_jax.runs.checkpoints import Checkpoints
-from vit_jax.runs.loop import as_items, open_feed
+from vit_jax.runs.assemble import open_feed
+from vit_jax.runs.checkpoints import Checkpoints, as_items
 from vit_jax.runs.splits import open_splits
 from vit_jax.training.program import make_program
 

@@ -20,6 +20,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from vit_jax.options import Option, one_of, unless
+
 try:
     from vit_jax.data import _jpeg
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
@@ -48,6 +50,28 @@ DETAIL = dict.fromkeys(PILLOW, 2) | {"area": 4}
 cv2.setNumThreads(0)  # Images are small and many: processes share the cores, not threads.
 Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above it and refuses above its double.
 warnings.filterwarnings("ignore", module=r"PIL\.")  # Once a worker, naming no file; the pipeline names them.
+
+OPTIONS = {
+    "data.decode": Option("fast", one_of("fast", "exact"), "By rectangles, or whole images by Pillow."),
+    "data.interpolation": Option(
+        None,
+        one_of(*INTERPOLATIONS),
+        "How crops are resized: TensorFlow's bilinear, Pillow's filters, OpenCV's area; None: as the "
+        "checkpoint's were that the run starts from, else bilinear.",
+        fits=lambda value, config: unless(
+            config.augment.policy is None or value not in ("lanczos", "area"),
+            "bilinear, bilinear_antialias or bicubic with augment.policy, which turns and shears by it too",
+        ),
+    ),
+    "data.test_interpolation": Option(
+        None, one_of(*INTERPOLATIONS), "How test crops are resized; None: as data.interpolation says."
+    ),
+    "data.background": Option(
+        "white",
+        one_of(*BACKGROUNDS),
+        "What transparent images are put on; none: the colours under their transparency are seen.",
+    ),
+}
 
 
 class Unreadable(Exception):

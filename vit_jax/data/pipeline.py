@@ -26,12 +26,28 @@ from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.data.views import Augmentation, Picture
 from vit_jax.errors import UserError
+from vit_jax.options import Option, whole
 
 Batch = dict[str, np.ndarray]
 
 MAX_CHUNK = 64  # Images.
 MAX_REPLACEMENTS = 100  # Neighbours tried in the place of an unreadable image.
 FEW_IMAGES = 5000  # Fewer are read before worker processes, which take seconds to start, would be ready.
+
+OPTIONS = {
+    "data.workers": Option(
+        None,
+        whole(0, 1024),
+        "Processes that decode, for each host; 0: the training process; None: by cores and images.",
+        operational=True,
+    ),
+    "data.threads": Option(
+        None, whole(1, 1024), "Threads of each process that decodes; None: by cores.", operational=True
+    ),
+    "data.max_unreadable": Option(
+        100, whole(0), "Image files skipped before the run gives up.", operational=True
+    ),
+}
 
 
 def decoders(workers: int | None, threads: int | None, images: int) -> tuple[int, int]:

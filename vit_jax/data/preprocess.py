@@ -12,9 +12,52 @@ import numpy as np
 
 from vit_jax.data.decode import PILLOW, Box, open_image
 from vit_jax.errors import UserError
+from vit_jax.options import Option, flag, number, one_of, several, unless, whole
 
 CROPS = ("inception", "random_resized", "square", "short_side", "none")
 TEST_CROPS = ("short_side", "square")
+
+OPTIONS = {
+    "data.image_size": Option(224, whole(1, 2**14), "Height and width in pixels."),
+    "data.crop": Option(
+        "inception",
+        one_of(*CROPS),
+        "What training sees of an image: TensorFlow's random part, torchvision's, one after a resize, all.",
+    ),
+    "data.crop_area": Option(
+        (0.05, 1.0),
+        several(number(above=0, most=1), count=2, ascending=True),
+        "Inception and random_resized: share of the image's area.",
+    ),
+    "data.crop_aspect": Option(
+        (3 / 4, 4 / 3),
+        several(number(above=0, most=1e3), count=2, ascending=True),
+        "Inception and random_resized: width over height.",
+    ),
+    "data.crop_resize": Option(
+        None,
+        whole(1, 2**15),
+        "Size before the crops square and short_side: 448 for 384.",
+        fits=lambda value, config: unless(
+            config.data.crop not in ("square", "short_side") or (value or 0) >= config.data.image_size,
+            f"at least data.image_size = {config.data.image_size} for the crop {config.data.crop!r}",
+        ),
+    ),
+    "data.flip": Option(True, flag(), "Mirror half of the training images."),
+    "data.test_crop": Option(
+        "short_side",
+        one_of(*TEST_CROPS),
+        "What is resized before the central crop of a test image.",
+    ),
+    "data.test_resize": Option(
+        256,
+        whole(1, 2**15),
+        "Size before the central crop.",
+        fits=lambda value, config: unless(
+            value >= config.data.image_size, f"at least data.image_size = {config.data.image_size}"
+        ),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.data.timm_augment import RandPolicy
 from vit_jax.errors import UserError, nearest
+from vit_jax.options import Option, number, one_of, several
 
 # "How to train your ViT?" (2106.10270), section 3.4: RandAugment's layers and magnitude, mixup's alpha.
 LEVELS = {
@@ -27,6 +28,20 @@ LEVELS = {
 
 GREY = 128  # The level of what a geometric operation leaves empty.
 LUMINANCE = (0.299, 0.587, 0.114)
+
+OPTIONS = {
+    "augment.level": Option("none", one_of(*LEVELS), "AugReg's level of RandAugment and mixup."),
+    "augment.randaugment": Option(
+        None,
+        several(number(least=0, most=100), count=2, words="2 numbers from 0 to 100, such as (2, 15)"),
+        "Layers and magnitude; None leaves it to the level.",
+    ),
+    "augment.color_jitter": Option(
+        (0.0, 0.0, 0.0),
+        several(number(least=0, most=100), count=3, words="3 numbers from 0 to 100"),
+        "Brightness, contrast, saturation: each times a factor in 1 +- x.",
+    ),
+}
 
 
 def resolve(

@@ -5,13 +5,34 @@ that each operation is done with a probability. Pillow does them, so that the pi
 """
 
 import dataclasses
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from vit_jax.options import Option, Rule, unless
+
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 HIGHEST = 10.0  # The highest level.
+
+OPTIONS = {
+    "augment.policy": Option(
+        None,
+        Rule(
+            str,
+            "timm's RandAugment, such as 'rand-m9-mstd0.5-inc1': m of 0 to 10 (whole), n of 1 to 99, "
+            "p from 0 to 1, mstd from 0 to 100, inc 0 or 1",
+            lambda x: isinstance(x, str) and rand_policy(x) is not None,
+        ),
+        "timm's RandAugment in place of AugReg's, as timm spells it; None: none.",
+        fits=lambda value, config: unless(
+            value is None or (config.augment.level == "none" and config.augment.randaugment is None),
+            "None beside AugReg's augment.level and augment.randaugment: either is a RandAugment",
+        ),
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,3 +142,27 @@ OPERATIONS: dict[str, Callable[[RandPolicy, Image.Image, float, int], Image.Imag
     "TranslateX": lambda policy, x, level, sign: policy._translate(x, sign * 0.45 * level, 0),
     "TranslateY": lambda policy, x, level, sign: policy._translate(x, 0, sign * 0.45 * level),
 }
+
+
+def rand_policy(text: str) -> dict[str, Any] | None:
+    """What timm's name of a RandAugment says, or None where it is none: `rand-m9-mstd0.5-inc1`.
+
+    Its parts, in any order and each at most once: `m` the magnitude, from 0 to 10, else 10; `n` the number of
+    layers, else 2; `p` the probability of each, else 0.5; `mstd` the magnitude's deviation, else 0; `inc1`:
+    operations change more as the magnitude rises.
+    """
+    kind, *parts = text.split("-")
+    patterns = dict(
+        magnitude=r"m(\d|10)",
+        layers=r"n([1-9]\d?)",
+        probability=r"p(0(?:\.\d+)?|1(?:\.0+)?)",
+        deviation=r"mstd(\d?\d(?:\.\d+)?|100)",
+        increasing=r"inc([01])",
+    )
+    read = dict(layers=int, increasing=lambda digit: digit == "1")
+    values = {}
+    for name, pattern in patterns.items():
+        found = [match[1] for part in parts if (match := re.fullmatch(pattern, part))]
+        if found:
+            values[name] = read.get(name, float)(found[0])
+    return values if kind == "rand" and len(values) == len(parts) else None

@@ -19,6 +19,7 @@ from vit_jax.data.sources.base import Source, Subset, fingerprint, lacking
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels, transfer_crop
+from vit_jax.options import Option, number, several, text, unless, whole
 from vit_jax.parallel.mesh import make_mesh, over_devices
 from vit_jax.parallel.peers import Peers
 from vit_jax.progress import Progress
@@ -47,6 +48,43 @@ DATA_SETS = tuple(
         ),
     )
 )
+
+OPTIONS = {
+    "fewshot.every": Option(
+        0,
+        whole(0),
+        "Steps, a multiple of evaluate_every, and at the end; 0: never.",
+        fits=lambda value, config: unless(
+            value % config.evaluate_every == 0,
+            f"a multiple of evaluate_every = {config.evaluate_every}, or 0",
+        ),
+    ),
+    "fewshot.sets": Option(
+        (),
+        several(text()),
+        "('tfds:cifar100', 'folder:/data/pets@train,val').",
+        fits=lambda value, config: _misfit(value, config.fewshot.every),
+    ),
+    "fewshot.shots": Option(
+        (1, 5, 10, 25),
+        several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
+        "Training images of each class.",
+    ),
+    "fewshot.seeds": Option(
+        (0, 1, 2),
+        several(whole(0), least=1, different=True, words="different whole numbers, 0 or above"),
+        "Seeds of the choice of images; accuracies are averaged over them.",
+    ),
+    "fewshot.penalty": Option(1024.0, number(least=0), "Penalty of least squares."),
+}
+
+
+def _misfit(sets: Sequence[str], every: int) -> str:
+    """What `config.fewshot.sets` must be, where it is not so."""
+    names = [data_set(written).name for written in sets]
+    if every and not sets:
+        return "such as ('tfds:cifar100',)"
+    return f"of different names; these are {', '.join(names)}" if len(set(names)) < len(names) else ""
 
 
 class TooFewImages(UserError):
@@ -164,15 +202,15 @@ def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = pr
       UserError: a data set cannot be opened, has too few images of a class, or differs between processes.
     """
     tasks, values = [], config.fewshot
-    for text in values.sets if values.every else ():
-        described = cut_in_two(data_set(text), say)
+    for written in values.sets if values.every else ():
+        described = cut_in_two(data_set(written), say)
         try:
             sources = open_data_set(described, config.data.image_size, say)
         except UserError as error:
-            raise UserError(f"config.fewshot.sets: cannot open {text}: {error}") from error
+            raise UserError(f"config.fewshot.sets: cannot open {written}: {error}") from error
         task = FewShotTask(described.name, *sources, values.shots, values.seeds, say)
         if peers.count > 1:
-            peers.agree(f"the few-shot data set {text}", task.fingerprint())
+            peers.agree(f"the few-shot data set {written}", task.fingerprint())
         tasks.append(task)
     return tasks
 

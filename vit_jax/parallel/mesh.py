@@ -9,9 +9,22 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.errors import UserError
+from vit_jax.options import Option, whole
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # The axes over which the images of a batch are divided.
+
+OPTIONS = {
+    "mesh.data": Option(
+        None, whole(1, 2**20), "Devices that take parts of the batch; None: all the rest.", operational=True
+    ),
+    "mesh.fsdp": Option(
+        1, whole(1, 2**20), "Devices over which parameters are divided.", operational=True, optional=True
+    ),
+    "mesh.tensor": Option(
+        1, whole(1, 2**20), "Devices over which heads and hidden units are.", operational=True, optional=True
+    ),
+}
 
 
 def mesh_shape(sizes: Mapping[str, int | None], devices: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from vit_jax.parallel.chips import GIB
 from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
 from vit_jax.planning.cost import Cost, Workload, cost, data_set_size
 from vit_jax.planning.hlo import by, total
-from vit_jax.runs.loop import step_count
+from vit_jax.runs.assemble import step_count
 from vit_jax.training.objectives import make_objective
 from vit_jax.training.program import model_arguments
 

@@ -25,7 +25,9 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from vit_jax.errors import UserError
+from vit_jax.options import Option, unless, whole
 from vit_jax.parallel.sharding import path_name
+from vit_jax.training.step import Metrics, State
 
 DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
 
@@ -35,9 +37,30 @@ _PASSING = (
     *("UNIMPLEMENTED", "Too many open files", "Cannot allocate memory", "Input/output error"),
 )
 
+OPTIONS = {
+    "checkpoint.every": Option(1000, whole(1), "Steps between checkpoints.", operational=True),
+    "checkpoint.keep_last": Option(2, whole(1), "How many of the newest are kept.", operational=True),
+    "checkpoint.keep_every": Option(
+        None,
+        whole(1),
+        "Those at multiples of so many steps are kept too; None: no more.",
+        operational=True,
+        fits=lambda value, config: unless(
+            value is None or value % config.checkpoint.every == 0,
+            f"a multiple of checkpoint.every = {config.checkpoint.every}",
+        ),
+    ),
+    "checkpoint.keep_best": Option(
+        0,
+        whole(0),
+        "How many of the best are kept too: by accuracy, else loss, on data.dev_split, else the test split.",
+        operational=True,
+    ),
+}
+
 
 class DamagedCheckpoint(UserError):
-    """What a checkpoint holds is not what was saved."""
+    """The error that a checkpoint does not hold what was saved."""
 
 
 class Checkpoints:
@@ -90,7 +113,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Of the complete checkpoints, the newest last."""
+        """The steps of the complete checkpoints, the newest last."""
         return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
 
     @property
@@ -294,6 +317,22 @@ class Checkpoints:
             raise
 
 
+def as_items(state: State, metrics: Metrics) -> dict:
+    """The content of a checkpoint, in items that can be read alone."""
+    run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
+    items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
+    return items | state["memory"] | {"run": run}
+
+
+def from_items(items: dict) -> tuple[State, Metrics]:
+    """The state and the metrics of a checkpoint."""
+    run = dict(items["run"])
+    metrics = run.pop("metrics")
+    weights = {"params": items["params"], "extra": items.get("extra", {})}
+    memory = {name: item for name, item in items.items() if name not in (*weights, "optimizer", "run")}
+    return weights | {"memory": memory, "optimizer": items["optimizer"]} | run, metrics
+
+
 def load_items(folder: Path, like: dict, which: str = "") -> dict:
     """Some items of one checkpoint in `folder`, such as `params`, and nothing else of it.
 
@@ -323,7 +362,7 @@ def load_items(folder: Path, like: dict, which: str = "") -> dict:
 
 
 def _verdict(path: Path, error: Exception) -> UserError:
-    """Whether a checkpoint that could not be restored is damaged, or only cannot be read now.
+    """The error that says whether a checkpoint is damaged, or only cannot be read now.
 
     Orbax passes over what it may not read and then misses it, so its error says little: the files are read
     again here, as they are.
@@ -364,7 +403,7 @@ def _score(figures: dict[str, float]) -> float:
 
 
 def _checksums(items: dict) -> dict[str, int]:
-    """For each item the sum of its arrays' bits modulo 2^32: exact in any order, on any devices.
+    """The sum of each item's bits modulo 2^32, which is exact in any order, on any devices.
 
     An array at a time: one program for all of ViT-S/16's took ten times as long on the CPU.
     """

@@ -8,10 +8,35 @@ from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.data.sources.base import Source, Subset, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
+from vit_jax.options import SPLIT, Option, either, number, several, text, whole
 from vit_jax.training.objectives import objective_of
 
 MANY = 10**9  # Images of a split whose size is not known, for the shares that are cut out of it.
 SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
+
+OPTIONS = {
+    "data.source": Option(
+        "digits", text(r"\w+"), "Kind of data: digits, folder, tfds or another of vit_jax/data/sources."
+    ),
+    "data.path": Option("", text(), "The folder, TFDS's `name` or `name:data_dir`, or a pattern of files."),
+    "data.parts": Option(
+        None, several(text()), "Parts of a mixture: ('tfds:imagenet2012', 'folder:/data/pets')."
+    ),
+    "data.weights": Option(
+        None, several(number(above=0)), "Shares of a mixture's parts; None: every image counts the same."
+    ),
+    "data.train_split": Option("train", SPLIT, "The images to train on."),
+    "data.dev_split": Option(
+        None, SPLIT, "Images to evaluate on and choose by during training; None: the test images."
+    ),
+    "data.test_split": Option(
+        "test", SPLIT, "The images to evaluate on: at the end alone, with a dev_split."
+    ),
+    "data.label_key": Option("label", text(), "The TFDS feature with the label or the labels."),
+    "data.classes": Option(
+        None, several(either(text(), whole(0)), least=1), "Only images of these classes, by name; None: all."
+    ),
+}
 
 
 class Splits(NamedTuple):
@@ -66,7 +91,7 @@ def open_splits(config: ConfigDict) -> Splits:
 
 
 def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
-    """Whether two splits of `config.data` have images in common, where that matters."""
+    """True where two splits of `config.data` have images in common, where that matters."""
     if SOURCES[config.data.source].made_up:
         return False
     images = len(train.source) if isinstance(train, Subset) else MANY

@@ -5,12 +5,17 @@ from collections.abc import Callable
 import jax
 
 from vit_jax.errors import UserError
+from vit_jax.options import Option, whole
 from vit_jax.parallel.chips import peak_flops
 from vit_jax.progress import duration
 from vit_jax.runs.checkpoints import Checkpoints
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.goodput import Ledger
 from vit_jax.training.objectives.objective import in_format
+
+OPTIONS = {
+    "log_every": Option(50, whole(1), "Steps between lines of the log.", operational=True),
+}
 
 
 class TrainLog:

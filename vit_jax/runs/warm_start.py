@@ -11,8 +11,18 @@ from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name
 from vit_jax.models import model_factory
+from vit_jax.options import Option, one_of, text
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.program import model_arguments
+
+OPTIONS = {
+    "finetune.checkpoint": Option(
+        None, text(), "Where the parameters come from: what `load_model` takes; None: random ones."
+    ),
+    "finetune.head": Option(
+        "new", one_of("new", "kept"), "Zeros, or the checkpoint's head where the classes are the same."
+    ),
+}
 
 
 class Origin(NamedTuple):

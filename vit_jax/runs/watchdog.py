@@ -9,6 +9,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from vit_jax.options import Option, number
+
+OPTIONS = {
+    "hang_seconds": Option(
+        1200.0,
+        number(least=0.1, most=1e7),
+        "With nothing done for so long all stacks are written; see watchdog.py.",
+        operational=True,
+    ),
+}
+
 
 class Watchdog:
     """A context that writes down the stacks of all threads when nothing was done for so long.

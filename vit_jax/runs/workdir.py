@@ -1,4 +1,4 @@
-"""What a run keeps beside its checkpoints, and a model from nothing but its workdir.
+"""The files that a run keeps beside its checkpoints, and a model from nothing but its workdir.
 
 config.json     the config, as given
 manifest.json   what followed from config and data: model, classes, steps, versions, devices
@@ -72,7 +72,7 @@ def claim(
 
 
 def _belongs(workdir: Path, config: ConfigDict) -> bool:
-    """Whether `workdir` is a run of this config; False where there is none yet.
+    """True where `workdir` is a run of this config; False where there is none yet.
 
     Raises:
       UserError: it is of another config, or holds other files.
@@ -92,7 +92,7 @@ def _belongs(workdir: Path, config: ConfigDict) -> bool:
 
 
 class SavedRun(NamedTuple):
-    """What a workdir says of its run."""
+    """The run that a workdir describes."""
 
     text: str  # Of `config.json`.
     config: ConfigDict  # In today's values.
@@ -164,7 +164,7 @@ def make_manifest(
     arguments: dict,
     interpolation: str,
 ) -> dict:
-    """What a reader of the run needs besides its config.
+    """The manifest: all that a reader of the run needs besides its config.
 
     Args:
       arguments: of the model, all of them.
@@ -235,7 +235,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
 
 
 def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:
-    """What a run saw of its test images."""
+    """The preprocessing of a run's test images."""
     data = config.data
     share = Fraction(data.image_size, data.test_resize)
     own = data.test_interpolation or data.interpolation
@@ -249,7 +249,7 @@ def checkpoint_crop(
     mode: str | None = None,
     default: Preprocessing = UNSAID,
 ) -> TestCrop:
-    """What a checkpoint's model should see of an image, at any size: the share of the image stays.
+    """The crop that a checkpoint's model should see of an image, at any size: the share of the image stays.
 
     Args:
       size: pixels, or height and width.

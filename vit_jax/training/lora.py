@@ -14,11 +14,19 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.models.family import Axes
+from vit_jax.options import Option, one_of, whole
 from vit_jax.parallel.sharding import path_name
 
 Weights = dict[str, dict]
 
 CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
+
+OPTIONS = {
+    "finetune.train": Option(
+        "all", one_of("all", "head", "lora"), "What is trained: all, the head, or it and low-rank changes."
+    ),
+    "finetune.lora_rank": Option(8, whole(1, 2**16), "Rank of the low-rank changes."),
+}
 
 
 def init_extra(config: ConfigDict, params: dict) -> dict:

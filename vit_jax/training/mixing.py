@@ -13,10 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models.pixels import to_floats
+from vit_jax.options import SHARE, Option, number
 
 # Mean and deviation of ImageNet's pixels in [-1, 1].
 MEAN = 2 * np.array([0.485, 0.456, 0.406], np.float32) - 1
 DEVIATION = 2 * np.array([0.229, 0.224, 0.225], np.float32)
+
+OPTIONS = {
+    "augment.mixup": Option(None, number(least=0, most=1e3), "Alpha; 0: off; None leaves it to the level."),
+    "augment.cutmix": Option(0.0, number(least=0, most=1e3), "Alpha; 0: off."),
+    "augment.cutmix_share": Option(0.5, SHARE, "Share of the batches with CutMix, where mixup is on too."),
+    "augment.erasing": Option(0.0, SHARE, "Probability for each image of random erasing."),
+}
 
 
 def augment(

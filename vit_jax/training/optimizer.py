@@ -9,8 +9,57 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.options import RATE, Option, flag, number, one_of, several, whole
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
+
+OPTIONS = {
+    "optimizer.name": Option("adam", one_of("adam", "adafactor", "sgd"), "The optimizer."),
+    "optimizer.learning_rate": Option(1e-3, number(least=0), "The highest rate, after the warm-up."),
+    "optimizer.end_learning_rate": Option(0.0, number(least=0), "The rate of the last update."),
+    "optimizer.schedule": Option(
+        "cosine", one_of("linear", "cosine", "constant", "stairs"), "How the rate falls."
+    ),
+    "optimizer.stairs": Option(
+        (0.3, 0.6, 0.9),
+        several(number(above=0, below=1), least=1, ascending=True),
+        "Shares of the run after which the rate of stairs falls; BiT's are these.",
+    ),
+    "optimizer.stair_factor": Option(0.1, number(above=0, most=1), "Factor on the rate at each stair."),
+    "optimizer.count_from": Option(
+        1, whole(0, 1), "Number of the first update in the schedule; 0 in big_vision, Optax and others."
+    ),
+    "optimizer.warmup_steps": Option(10_000, whole(0), "Steps in which the rate rises linearly."),
+    "optimizer.beta1": Option(0.9, RATE, "Decay of the first moment; momentum, for sgd."),
+    "optimizer.beta2": Option(0.999, RATE, "Decay of the second moment."),
+    "optimizer.epsilon": Option(1e-8, number(least=0, most=1), "Added to the root of the second moment."),
+    "optimizer.moment_dtype": Option(
+        "float32", one_of("float32", "bfloat16"), "Type of the first moment, or momentum."
+    ),
+    "optimizer.clip_update": Option(
+        0.0, number(least=0), "Adafactor: highest RMS of a kernel's update before momentum; 0: off."
+    ),
+    "optimizer.clip_update_of": Option(
+        "projection",
+        one_of("projection", "array"),
+        "That of q, k and v apart, or of the array that they lie in.",
+    ),
+    "optimizer.weight_decay": Option(0.1, number(least=0), "Times the learning rate and the parameter."),
+    "optimizer.coupled_decay": Option(
+        False,
+        flag(),
+        "Decay the gradient, as BiT does: with momentum 0.9 ten times as strong.",
+    ),
+    "optimizer.decay": Option(
+        "kernels",
+        one_of("kernels", "matrices", "all"),
+        "Which parameters decay; matrices are all but biases and scales.",
+    ),
+    "optimizer.clip_norm": Option(1.0, number(least=0), "Global norm of the gradient; 0: off."),
+    "optimizer.layer_decay": Option(
+        1.0, number(above=0, most=1), "Factor on the learning rate for each layer below the head."
+    ),
+}
 
 
 def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:

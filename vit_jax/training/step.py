@@ -21,6 +21,7 @@ from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import flips_of
 from vit_jax.errors import UserError
 from vit_jax.models.layers import placing
+from vit_jax.options import Option, one_of, whole
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.sharding import place_activation
@@ -35,6 +36,21 @@ EVALUATE = 2**32 - 1  # In place of a step.
 
 State = dict
 Metrics = dict[str, jax.Array]
+
+OPTIONS = {
+    "optimizer.sum_gradients": Option(
+        "as_computed",
+        one_of("as_computed", "float32_once"),
+        "Over devices: each as it is computed, in model.dtype, or all at the end of a step, in float32.",
+        operational=True,
+    ),
+    "max_skipped_steps": Option(
+        10,
+        whole(0),
+        "Steps in a row whose loss or gradient is not finite, before the run gives up.",
+        operational=True,
+    ),
+}
 
 
 class Judged(NamedTuple):

@@ -9,8 +9,9 @@ from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.planning.estimate import make_workload
+from vit_jax.runs.assemble import pictures
 from vit_jax.runs.evaluator import Evaluator
-from vit_jax.runs.loop import as_items, from_items, pictures
+from vit_jax.runs.loop import as_items, from_items
 from vit_jax.training.program import abstract_batch, make_program
 
 

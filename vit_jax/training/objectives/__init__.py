@@ -6,6 +6,7 @@ All objectives go through the one step of `training/step.py`.
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.mae import MAE
@@ -17,6 +18,15 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "masked_patch": MaskedPatch,
     "mae": MAE,
     "dino": DINO,
+}
+
+OPTIONS = {
+    "objective.name": Option(
+        "classification",
+        text(r"\w+"),
+        "What is learned: classification, or masked_patch, mae and others, without labels.",
+        fits=lambda value, config: unless(value in OBJECTIVES, " or ".join(OBJECTIVES)),
+    ),
 }
 
 

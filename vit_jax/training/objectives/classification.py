@@ -13,8 +13,16 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
+from vit_jax.options import SHARE, Option, one_of
 from vit_jax.training.memory import Momentum, polyak_share
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
+
+OPTIONS = {
+    "loss.name": Option(
+        "softmax", one_of("softmax", "sigmoid"), "Loss of a classification; sigmoid is summed."
+    ),
+    "loss.label_smoothing": Option(0.0, SHARE, "Share of the target that all classes share alike."),
+}
 
 
 class Classification(Objective):

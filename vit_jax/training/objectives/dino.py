@@ -15,6 +15,7 @@ from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.options import RATE, Option, number, whole
 from vit_jax.training.memory import Momentum, cosine_share, with_weights
 from vit_jax.training.objectives.objective import (
     EVALUATION,
@@ -29,6 +30,13 @@ VIEWS = 2
 BOTTLENECK = 256  # Width of what is compared with the prototypes.
 STUDENT_TEMPERATURE = 0.1
 CENTRE_SHARE = 0.1  # Of the newest batch in the centre.
+
+OPTIONS = {
+    "objective.head_hidden": Option(2048, whole(1, 2**20), "Width of the MLP of dino's head."),
+    "objective.prototypes": Option(65_536, whole(2, 2**22), "Directions that dino's head tells apart."),
+    "objective.teacher_momentum": Option(0.996, RATE, "Momentum of dino's teacher at first; it rises to 1."),
+    "objective.teacher_temperature": Option(0.04, number(1e-3, 100.0), "Temperature of dino's teacher."),
+}
 
 
 class DINO(Objective):
@@ -127,8 +135,8 @@ class DINO(Objective):
         `[batch, views, features]`."""
         features = model.features(images.reshape(-1, *images.shape[2:]), rngs).astype(jnp.float32)
         x = features
-        for number, layer in self.layers.items():
-            x = layer(x if number == "0" else jax.nn.gelu(x, approximate=False))
+        for index, layer in self.layers.items():
+            x = layer(x if index == "0" else jax.nn.gelu(x, approximate=False))
         cosines = unit(x) @ unit(self.prototypes[...], axis=0)
         return tuple(each.reshape(*images.shape[:2], -1) for each in (cosines, unit(features)))
 

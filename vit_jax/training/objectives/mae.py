@@ -12,10 +12,21 @@ from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import sincos2d
 from vit_jax.models.transformer import EncoderBlock, Stack
+from vit_jax.options import Option, flag, one_of, whole
 from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, shuffled, unpatchify
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
 MASK_RATIO = 0.75  # The paper's.
+
+OPTIONS = {
+    "objective.decoder_dim": Option(512, whole(1, 2**20), "Width of mae's decoder."),
+    "objective.decoder_depth": Option(8, whole(1, 10_000), "Layers of mae's decoder."),
+    "objective.decoder_heads": Option(16, whole(1, 2**16), "Heads of mae's decoder."),
+    "objective.decoder_position": Option(
+        "sincos2d_mae", one_of("sincos2d", "sincos2d_mae"), "Fixed positions of mae's decoder."
+    ),
+    "objective.normalize_targets": Option(True, flag(), "To each patch's mean and deviation."),
+}
 
 
 class MAE(Objective):

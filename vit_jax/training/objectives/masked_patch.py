@@ -12,6 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.pixels import to_floats
 from vit_jax.models.resnet import linear_head
+from vit_jax.options import Option, one_of
 from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, shuffled, unpatchify
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
@@ -21,6 +22,10 @@ COLORS = LEVELS**3
 CELLS = {"color": 1, "cells": 4}  # How many cells a patch is cut into, along each side.
 TARGETS = (*CELLS, "pixels")
 MASKED, REPLACED = 0.8, 0.9  # Of what is corrupted 80 % is masked, the next 10 % replaced, the rest kept.
+
+OPTIONS = {
+    "objective.target": Option("color", one_of(*TARGETS), "What masked_patch predicts of a patch."),
+}
 
 
 class MaskedPatch(Objective):

@@ -7,7 +7,12 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import TokenModel
+from vit_jax.options import RATE, Option
 from vit_jax.training.objectives.objective import check_self_supervised
+
+OPTIONS = {
+    "objective.mask_ratio": Option(None, RATE, "Share of the patches; None: 0.5, and 0.75 for mae."),
+}
 
 
 def check_hides_patches(config: ConfigDict, model: nnx.Module) -> None:

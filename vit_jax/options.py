@@ -1,10 +1,16 @@
-"""Rules that a single value keeps: its type and its bounds, with the words that an error says."""
+"""The values that a config can have: each one's default, type, bounds and meaning.
 
+A file that reads values of the config declares them in a dict `OPTIONS`; `vit_jax/config.py` collects all of
+them. A rule says what a single value may be, in the words of an error.
+"""
+
+import ast
 import math
 import re
 import sys
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -103,3 +109,74 @@ def _is_whole(x: Any) -> bool:
 
 def _is_number(x: Any) -> bool:
     return isinstance(x, Real) and not isinstance(x, bool) and abs(x) <= sys.float_info.max
+
+
+SHARE = number(least=0, most=1)
+RATE = number(least=0, below=1)
+SPLIT = text(r"\S.*", "a split such as 'train' or 'train[:90%]'")
+
+
+class Option(NamedTuple):
+    """One value of a config, declared in the file that reads it, in a dict `OPTIONS` by its dotted key.
+
+    Attributes:
+      default: that of the paper's pre-training (section 4.1, table 3) on the embedded digits. Where it is
+        None, None is allowed.
+      rule: its type and bounds.
+      about: what it means.
+      operational: a run may go on with another one, since training does not see it.
+      optional: None is allowed although the default is another.
+      fits: takes the value and the whole config; says what the value must be beside the others, or nothing
+        where it is so.
+    """
+
+    default: Any
+    rule: Rule
+    about: str
+    operational: bool = False
+    optional: bool = False
+    fits: Callable[[Any, Any], str] | None = None
+
+
+def unless(holds: bool, words: str) -> str:
+    """The words for `Option.fits`, or nothing where the value holds."""
+    return "" if holds else words
+
+
+class _Names(dict):
+    """The names of a file, each defined when it is asked for; the file as a whole is not run."""
+
+    def __init__(self, path: Path, tree: ast.Module):
+        super().__init__(__name__=path.stem)
+        self._path = path
+        self._nodes = {name: node for node in tree.body for name in _defined(node)}
+
+    def __missing__(self, name: str) -> Any:
+        node = self._nodes[name]  # KeyError: Python looks among its own names.
+        exec(compile(ast.Module([node], []), self._path, "exec"), self)
+        return self[name]
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Assign):
+        return [
+            name.id
+            for target in node.targets
+            for name in ast.walk(target)
+            if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+        ]
+    if isinstance(node, ast.AnnAssign):
+        return [node.target.id] if isinstance(node.target, ast.Name) else []
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+
+
+def read_options(path: Path) -> dict[str, Option]:
+    """The `OPTIONS` that a file of the package declares; empty where it has none.
+
+    Only what they are made of is run, not the file: the libraries that it imports take seconds, and a
+    config is read in a tenth of one. So they may use the file's constants and light imports.
+    """
+    text = path.read_text()
+    return _Names(path, ast.parse(text))["OPTIONS"] if "\nOPTIONS = {" in text else {}

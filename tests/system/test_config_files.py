@@ -1,0 +1,62 @@
+"""Configs are found in every folder: those that come with an installed package, and the user's own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READ = """
+import sys
+from vit_jax.command import read_config
+from vit_jax.errors import UserError
+try:
+    config = read_config(sys.argv[1])
+    print(config.model.name, config.steps)
+except UserError as error:
+    print(error)
+"""
+OWN = """
+from vit_jax.config import base_config
+
+def get_config(argument=None):
+    config = base_config()
+    config.model.name, config.steps = "ViT-S/32", 7
+    return config
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The package as a wheel has it, without the checkout around it."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = "setup.py", "-q", "build_py", f"--build-lib={folder}"
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("configs/vit_l16_i21k.py", "ViT-L/16 None"),
+        ("quickstart.py:smoke", "ViT-Ti/4 2"),
+        ("vit_s16_i1k:epochs=90", "ViT-S/16 111477"),
+        ("quickstrat", "there is no config file quickstrat"),
+        ("own/mine.py", "ViT-S/32 7"),
+        ("quickstart", "ViT-S/32 7"),  # A file of the user's comes first.
+    ],
+)
+def test_installed_package_finds_a_config_from_any_folder(installed, tmp_path, name, said):
+    for path in ("own/mine.py", *(["quickstart"] if name == "quickstart" else [])):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(OWN)
+    process = subprocess.run(
+        [sys.executable, "-c", READ, name],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.stdout.strip() == said, process.stderr

@@ -1,0 +1,64 @@
+"""All values of a config in words: a page of Markdown, and a listing for the terminal."""
+
+import textwrap
+
+from vit_jax.config import DECLARED_IN, SECTIONS, VALUES
+from vit_jax.errors import UserError, nearest
+from vit_jax.options import Option
+
+WIDTH = 100  # Columns of a terminal.
+GOES_ON = "May be changed when a run goes on."
+
+
+def page() -> str:
+    """The page `docs/config.md`."""
+    lines = [
+        "# Every value of a config",
+        "",
+        "Written by `python docs/write_config.py` from the options that the files of the package declare;",
+        "`python -m vit_jax.main --help` lists the same, and `--help=optimizer` one section of it.",
+        "A config file sets a value as `config.optimizer.learning_rate = 1e-3`, the command line as",
+        "`--config.optimizer.learning_rate=1e-3` or, where None is allowed, `--config.data.dev_split=None`.",
+    ]
+    for section, title in SECTIONS.items():
+        keys = _keys(section)
+        files = ", ".join(f"`{file}`" for file in dict.fromkeys(DECLARED_IN[key] for key in keys))
+        lines += ["", f"## {section or 'The run'}", "", f"{title}. Declared and read in {files}.", ""]
+        lines += ["| value | default | may be | meaning |", "|---|---|---|---|"]
+        for key in keys:
+            option = VALUES[key]
+            cells = f"`{key}`", f"`{option.default!r}`", _may_be(option), _meaning(option)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def listing(section: str | None = None) -> str:
+    """The values of one section, or of all, for a terminal.
+
+    Raises:
+      UserError: there is no such section.
+    """
+    if section is not None and section not in SECTIONS:
+        raise UserError(f"there is no section {section!r} in a config; {nearest(section, SECTIONS)}")
+    lines = []
+    for name, title in SECTIONS.items() if section is None else [(section, SECTIONS[section])]:
+        lines += ["", *textwrap.wrap(f"{title}:", WIDTH)]
+        for key in _keys(name):
+            option = VALUES[key]
+            lines.append(f"  --config.{key}={option.default}")
+            meaning = f"{_meaning(option)} ({_may_be(option)})"
+            lines += textwrap.wrap(meaning, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines[1:])
+
+
+def _keys(section: str) -> list[str]:
+    return [key for key in VALUES if key.rpartition(".")[0] == section]
+
+
+def _may_be(option: Option) -> str:
+    none = "None, or " if option.default is None or option.optional else ""
+    return f"{option.rule.kind.__name__}: {none}{option.rule.words}"
+
+
+def _meaning(option: Option) -> str:
+    return f"{option.about} {GOES_ON}" if option.operational else option.about

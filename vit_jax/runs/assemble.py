@@ -1,0 +1,205 @@
+"""The typed parts of a run, made from its config: one function for the loop and the benchmarks."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from vit_jax.config import check_fits
+from vit_jax.data.pipeline import SkipLog, training_batches
+from vit_jax.data.preprocess import TrainCrop
+from vit_jax.data.randaugment import host_augmentation, resolve
+from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.data.timm_augment import RandPolicy, rand_policy
+from vit_jax.data.views import Picture, pictures_of
+from vit_jax.errors import UserError
+from vit_jax.evaluation.fewshot import FewShotTask, open_tasks
+from vit_jax.options import Option, number, unless, whole
+from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
+from vit_jax.parallel.peers import Peers
+from vit_jax.runs.device_feed import Feed
+from vit_jax.runs.splits import SPOKEN, Splits, open_splits
+from vit_jax.runs.warm_start import Origin, find_origin
+from vit_jax.training.objectives import objective_of
+from vit_jax.training.program import Program, make_program
+
+OPTIONS = {
+    "seed": Option(0, whole(0), "Everything random follows from it."),
+    "batch_size": Option(4096, whole(1, 2**24), "Images in a step, of all devices together."),
+    "micro_batches": Option(
+        1, whole(1, 2**20), "The batch is cut into so many; their gradients are averaged."
+    ),
+    "epochs": Option(
+        None,
+        number(above=0, most=1e9),
+        "Length of the run, in passes over the training images.",
+        fits=lambda value, config: unless(
+            value is not None or config.steps is not None, "given where config.steps is not"
+        ),
+    ),
+    "steps": Option(None, whole(1), "If given, the length of the run, whatever the epochs."),
+    "data.num_classes": Option(None, whole(1, 2**24), "Width of the head, where not the data set's own."),
+}
+
+
+class Parts(NamedTuple):
+    """All that a run is made of, before it has a workdir; nothing is allocated on the devices yet.
+
+    Attributes:
+      config: the run's, in which what a checkpoint says of images stands in the place of None.
+      few_shot_tasks: data sets of the few-shot evaluation, opened.
+      num_classes: width of the head; 0 for an objective without labels.
+      steps: length of the run.
+      origin: the model, and where its first parameters come from.
+      program: the training step, with the objective, the optimizer and the schedule.
+    """
+
+    config: ConfigDict
+    mesh: Mesh
+    splits: Splits
+    few_shot_tasks: list[FewShotTask]
+    num_classes: int
+    steps: int
+    origin: Origin
+    program: Program
+
+    def feed(self, first_step: int, say: Callable[[str], None]) -> Feed:
+        """Training batches from step `first_step` on; `say` is told of images that cannot be read."""
+        return open_feed(self.config, self.splits.train, first_step, say, self.mesh)
+
+    def program_of(self, config: ConfigDict) -> Program:
+        """The program that another config would have for the same data."""
+        origin = find_origin(config, self.num_classes)
+        return _program(config, make_mesh(config.mesh), origin, self.num_classes, self.steps)
+
+
+def assemble(
+    config: ConfigDict, peers: Peers | None = None, begins: Callable[[str], None] = lambda phase: None
+) -> Parts:
+    """Turns a checked config into the parts of its run.
+
+    Args:
+      peers: the run's processes, which must read the same data; None: this one alone.
+      begins: is told of each phase that may take long.
+
+    Raises:
+      UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
+    """
+    peers = peers or Peers()
+    begins("finding the devices")
+    mesh = make_mesh(config.mesh)
+    check_batch(mesh, config.batch_size, config.micro_batches)
+    begins("looking through the data sets")
+    splits = open_splits(config)
+    if peers.count > 1:
+        for name, source in splits.named.items():
+            peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))
+    begins("looking through the few-shot data sets")
+    few_shot_tasks = open_tasks(config, peers)
+    num_classes = class_count(config, splits.train)
+    steps = step_count(config, len(splits.train))
+    begins("opening the checkpoint to start from")
+    origin = find_origin(config, num_classes)
+    begins("making the program")
+    program = _program(config, mesh, origin, num_classes, steps)
+    seen = with_images_of(config, origin)
+    return Parts(seen, mesh, splits, few_shot_tasks, num_classes, steps, origin, program)
+
+
+def _program(config: ConfigDict, mesh: Mesh, origin: Origin, num_classes: int, steps: int) -> Program:
+    return make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, build=origin.build)
+
+
+def class_count(config: ConfigDict, source: Source) -> int:
+    """Width of the head: the config's, or the data set's own; 0 for an objective without labels."""
+    if not objective_of(config).labels:
+        return 0
+    found = len(source.class_names)
+    if config.data.num_classes is not None and config.data.num_classes < found:
+        raise UserError(
+            f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes"
+        )
+    return config.data.num_classes or found
+
+
+def step_count(config: ConfigDict, images: int) -> int:
+    """Length of the run: whole batches in the config's epochs, or its steps."""
+    steps = config.steps or int(config.epochs * images / config.batch_size)
+    if steps < 1:
+        raise UserError(
+            f"{config.epochs:g} epochs of {images} images are less than one batch of {config.batch_size}; "
+            "lower batch_size or raise epochs"
+        )
+    return steps
+
+
+def with_images_of(config: ConfigDict, origin: Origin) -> ConfigDict:
+    """A copy of the config, in which what a checkpoint says of images stands in the place of None."""
+    config = config.copy_and_resolve_references()
+    config.data.interpolation = origin.interpolation
+    mean = origin.arguments["mean"]
+    config.model.mean = mean if isinstance(mean, tuple) else (mean,)
+    return config
+
+
+def train_crop(config: ConfigDict) -> TrainCrop:
+    """The crop that training sees of an image."""
+    data = config.data
+    return TrainCrop(
+        data.image_size,
+        data.crop,
+        data.crop_area,
+        data.crop_aspect,
+        data.crop_resize or 0,
+        data.decode,
+        data.interpolation or "bilinear",
+        data.background,
+    )
+
+
+def pictures(config: ConfigDict) -> tuple[Picture, ...]:
+    """The making of the views that the objective wants, of an image in training."""
+    crop = train_crop(config)
+
+    def crop_of(size: int, **values) -> TrainCrop:
+        return dataclasses.replace(crop, size=size, **values)
+
+    views = objective_of(config).views(config)
+    return pictures_of(views, crop_of, config.data.image_size, image_augmentation(config))
+
+
+def image_augmentation(config: ConfigDict) -> Callable | None:
+    """The augmentation of a crop where it is decoded, `(pixels, rng) -> pixels`; None: there is none.
+
+    Raises:
+      UserError: timm's RandAugment cannot turn and shear by the interpolation of the crops.
+    """
+    values = config.augment
+    layers_magnitude, _ = resolve(values.level, values.randaugment, values.mixup)
+    policy = None
+    if values.policy:
+        check_fits(config, "augment.policy")
+        check_fits(config, "data.interpolation")  # A checkpoint may have said it.
+        resampling = "bicubic" if config.data.interpolation == "bicubic" else "bilinear"
+        mean = tuple(config.model.mean or (0.5,))
+        fill = tuple(min(255, round(255 * x)) for x in (mean if len(mean) > 1 else 3 * mean))
+        policy = RandPolicy(**rand_policy(values.policy), fill=fill, resampling=resampling)
+    return host_augmentation(layers_magnitude, values.color_jitter, policy)
+
+
+def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable, mesh: Mesh) -> Feed:
+    """Training batches from step `first_step` on, placed on the devices of `mesh`."""
+    batches = training_batches(
+        source,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        first_step=first_step,
+        views=pictures(config),
+        workers=config.data.workers,
+        threads=config.data.threads,
+        rows=local_rows(mesh, config.batch_size),
+    )
+    skipped = SkipLog(source, config.data.max_unreadable, say)
+    return Feed(batches, skipped.check, mesh)

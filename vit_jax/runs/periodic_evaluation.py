@@ -1,0 +1,152 @@
+"""The evaluations of a run while it trains and at its end: their figures, lines, pictures and report."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from vit_jax.evaluation.fewshot import FewShot, in_lines
+from vit_jax.options import Option, unless, whole
+from vit_jax.runs.assemble import Parts, pictures
+from vit_jax.runs.console import Console, MetricWriter
+from vit_jax.runs.evaluator import Evaluator
+from vit_jax.runs.report import write_report
+from vit_jax.runs.report_pictures import attention_figures, kept_pictures, reconstruction_picture
+from vit_jax.runs.workdir import RECONSTRUCTIONS
+from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives.objective import in_format
+from vit_jax.training.program import Judged
+from vit_jax.training.step import State
+
+Figures = dict[str, dict[str, float]]  # The figures of an evaluation, by split.
+
+OPTIONS = {
+    "evaluate_every": Option(
+        1000,
+        whole(1),
+        "Steps between evaluations.",
+        fits=lambda value, config: unless(
+            config.checkpoint.keep_best == 0 or value % config.checkpoint.every == 0,
+            f"a multiple of checkpoint.every = {config.checkpoint.every} for checkpoint.keep_best",
+        ),
+    ),
+}
+
+
+class PeriodicEvaluation:
+    """Evaluates a training state on the split that chooses, and at the end on the test images too.
+
+    Args:
+      writer: takes the figures as a row; None on the processes that do not write.
+      warn: is told of images that cannot be read.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        workdir: Path,
+        console: Console,
+        writer: MetricWriter | None,
+        warn: Callable[[str], None],
+    ):
+        config, program = parts.config, parts.program
+        self._parts, self._workdir, self._console, self._writer = parts, workdir, console, writer
+        self._chosen_by = parts.splits.chosen_by
+        self._supervised = objective_of(config).labels
+        self._evaluate = Evaluator(program, parts.splits.named, config, warn, pictures(config))
+        shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+        self._few_shot = FewShot(config, parts.few_shot_tasks, program.graphdef, shardings, parts.mesh, warn)
+
+    def __call__(self, step: int, state: State, go_on: Callable[[], bool]) -> Figures | None:
+        """The figures after so many steps, written and said.
+
+        Args:
+          go_on: asked before each batch; None is returned when it says no, and nothing is written.
+        """
+        last = step == self._parts.steps
+        judged = self._parts.program.judged(state)
+        figures, row = {}, {}
+        for split in dict.fromkeys([self._chosen_by] + ["test"] * last):
+            if (of_split := self._evaluate(split, judged, go_on)) is None:
+                return None
+            figures[split] = of_split
+        if self._few_shot.due(step, last=last):
+            row = self._few_shot(judged.params, go_on)
+        if row is None:
+            return None
+        for line in (*in_words(figures, self.metrics), *in_lines(row)):
+            self._console.say(f"step {step} | {line}")
+        if self._writer:
+            self._writer.write(step, by_name(figures, "/") | row)
+        if self._evaluate.draws:
+            self._draw(step, judged, figures)
+        return figures
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The formats of the objective's metrics, by name."""
+        return self._evaluate.metrics
+
+    def last_report(self, figures: Figures, state: State) -> Callable[[], Path]:
+        """Computes the last report, on all processes; the leader calls the result, which writes it."""
+        params = self._parts.program.judged(state).params
+        samples = self._evaluate.samples(params) if self._supervised else ()
+        program = self._parts.program
+        seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
+        return lambda: self._report(self._parts.steps, figures, samples, seen)
+
+    def saved(self, figures: Figures) -> dict[str, float]:
+        """An evaluation as a checkpoint keeps it: by their bare names the figures that choose."""
+        others = {split: values for split, values in figures.items() if split != self._chosen_by}
+        return figures[self._chosen_by] | by_name(others, "/")
+
+    def restored(self, saved: dict[str, float] | None) -> Figures | None:
+        """The evaluation that a checkpoint kept, as `saved` made it."""
+        figures = {}
+        for name, value in (saved or {}).items():
+            split, _, figure = name.rpartition("/")
+            figures.setdefault(split or self._chosen_by, {})[figure] = value
+        return figures or None
+
+    def _draw(self, step: int, judged: Judged, figures: Figures) -> None:
+        """Keeps the objective's picture of this step, and reports it until the run's end does."""
+        images = self._evaluate.pictures(self._chosen_by, judged)
+        if jax.process_index() != 0:
+            return
+        file = self._workdir / RECONSTRUCTIONS / f"{step}.png"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(reconstruction_picture(images))
+        if step < self._parts.steps:
+            self._report(step, figures)
+
+    def _report(self, step: int, figures: Figures, samples=(), seen=()) -> Path:
+        named = by_name(figures, " ").items()
+        table = {name.replace("_", " "): f"{value:,.4g}" for name, value in named}
+        drawn = kept_pictures(self._workdir / RECONSTRUCTIONS)
+        heading = f"{self._chosen_by.capitalize()} images: original, visible, predicted"
+        pictures = {heading: drawn, "What it sees": dict(seen)}
+        return write_report(self._workdir, table | {"steps": f"{step:,}"}, samples, pictures)
+
+
+def by_name(figures: Figures, between: str) -> dict[str, float]:
+    """Figures of all splits, each by the split's name and its own."""
+    return {
+        f"{split}{between}{name}": value for split, found in figures.items() for name, value in found.items()
+    }
+
+
+def in_words(figures: Figures, metrics: dict[str, str]) -> list[str]:
+    """An evaluation as parts of lines, one for each split.
+
+    Args:
+      metrics: formats of the objective's, by name.
+    """
+    lines = []
+    for split, found in figures.items():
+        parts = [
+            f"{split} {name.replace('_', ' ')} {in_format(found[name], metrics[name])}"
+            for name in sorted(metrics)
+        ]
+        parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
+        lines.append(" | ".join(parts))
+    return lines

@@ -1,0 +1,50 @@
+"""The description of a run at its start: parameters, model, data, decoding and devices."""
+
+import math
+
+import jax
+from clu import parameter_overview
+from ml_collections import ConfigDict
+
+from vit_jax.data.pipeline import decoders
+from vit_jax.runs.warm_start import Origin
+from vit_jax.training.lora import objective_weights
+from vit_jax.training.program import Program
+
+
+def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origin) -> str:
+    """Parameters, data and devices of a run; the layers of the encoder are shown as one."""
+    shown = params = program.state["params"]
+    if blocks := params.get("blocks"):
+        stacked = jax.tree.map(
+            lambda first: jax.ShapeDtypeStruct((len(blocks), *first.shape), first.dtype), blocks["00"]
+        )
+        shown = params | {"blocks": {f"00-{len(blocks) - 1:02d}": stacked}}
+    table = parameter_overview.get_parameter_overview(shown, include_stats=False)
+    images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
+    own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
+    objective = f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
+    return "\n".join(
+        [
+            table,
+            f"model    {config.model.name or origin.name}, {config.data.image_size} pixels, "
+            f"{config.model.dtype}",
+            *(f"from     {line}" for line in origin.found),
+            f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
+            + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
+            + f"{images['test']:,} to test"
+            + (classes if manifest["num_classes"] else ""),
+            f"decodes  {_decoders(config, images['train'])}",
+            f"trains   {objective}",
+            f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
+            f"batch {config.batch_size} ({config.batch_size / jax.device_count():g} a device)"
+            + "".join(f", {axis} {size}" for axis, size in program.mesh.shape.items() if size > 1),
+            f"run      {manifest['steps']:,} steps, seed {config.seed}",
+        ]
+    )
+
+
+def _decoders(config: ConfigDict, images: int) -> str:
+    """Says what decodes training images."""
+    workers, threads = decoders(config.data.workers, config.data.threads, images)
+    return f"{f'{workers} processes of' if workers else 'this process,'} {threads} thread(s)"
