@@ -19,7 +19,7 @@ from absl import flags
 from vit_jax import command
 from vit_jax.errors import UserError
 from vit_jax.evaluation.results import draw
-from vit_jax.evaluation.suite import Option
+from vit_jax.evaluation.suite import SuiteOption
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.run_suites import chosen_suites, run_suites
 
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
     print(f"\n{text}\n{results.folder}: {', '.join(files)}")
 
 
-def parsed(name: str, option: Option, given):
+def parsed(name: str, option: SuiteOption, given):
     """The value of a flag.
 
     Raises:

@@ -231,12 +231,14 @@ def config(**values):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was stopped in its first few-shot evaluation, and started again."""
+    """A run that was stopped in its first few-shot evaluation, and started again; another suite ends it."""
+    probed = config(every=2)
+    probed.evaluate.update(dict(suites=("probe",), options=("set=digits:",)))
     workdir = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vit_jax.evaluation.fewshot.FewShot.__call__", lambda *_: None)
-        assert train(config(every=2), workdir) == {}
-    assert train(config(every=2), workdir)
+        patch.setattr("vit_jax.evaluation.in_training.TrainingSuites.__call__", lambda *_: None)
+        assert train(probed, workdir) == {}
+    assert train(probed, workdir)
     return workdir
 
 
@@ -252,6 +254,36 @@ def test_training_run_writes_the_accuracies_of_its_parameters(run):
         assert row[f"fewshot/digits/{one.shots}"] == pytest.approx(one.mean, abs=1 / 360)
     line = f"step 4 | few-shot accuracy on digits | 1: {row['fewshot/digits/1']:.2%} | 5: "
     assert line in (run / "log.txt").read_text()
+
+
+def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    probed = [row for row in rows if any(key.startswith("probe/") for key in row)]
+    assert [row["step"] for row in probed] == [4]
+    near, linear = (probed[0][f"probe/digits/{kind}"] for kind in ("20-NN", "linear probe"))
+    assert 0.2 < near < 1 and 0.2 < linear < 1
+    assert f"step 4 | probe digits | 20-NN: {near:.2%} | linear probe: " in (run / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(suites=("vtab",)), "no suite 'vtab' for training; there are: fewshot, imagenet, probe"),
+        (dict(suites=("probe",), options=("sets=digits:",)), "no option 'sets'; did you mean 'set'"),
+        (dict(suites=("fewshot",), options=("shots=0",)), "shots=0: give whole numbers, 1 or above"),
+        (
+            dict(suites=("probe",), options=("set=folder:/nowhere",)),
+            "evaluate.suites: cannot open probe, nowhere, 20-NN: no folder",
+        ),
+    ],
+)
+def test_suite_that_cannot_be_run_ends_a_run_before_it_starts(values, message, tmp_path):
+    asked = config()
+    asked.fewshot.every = 0
+    asked.evaluate.update(values)
+    with pytest.raises(UserError, match=message):
+        train(asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_signal_at_any_moment_ends_an_evaluation_without_a_result(model):

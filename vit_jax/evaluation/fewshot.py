@@ -12,16 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from vit_jax.data.sources import SOURCES, DataSet, data_set, open_source
 from vit_jax.data.sources.base import Source, Subset, fingerprint, lacking
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
-from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels, transfer_crop
+from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels
 from vit_jax.options import Option, number, several, text, unless, whole
 from vit_jax.parallel.mesh import make_mesh, over_devices
-from vit_jax.parallel.peers import Peers
 from vit_jax.progress import Progress
 
 SHOTS = (1, 5, 10, 25)
@@ -190,94 +188,6 @@ class FewShotTask:
         wanted = self.chosen[seed][:, :shots].ravel()
         rows = np.flatnonzero(np.isin(self.train.indices[train.indices], wanted))
         return train.values[rows], train.labels[rows].max(axis=1)
-
-
-def open_tasks(config: ConfigDict, peers: Peers, say: Callable[[str], None] = print) -> list[FewShotTask]:
-    """The data sets of `config.fewshot`, their training images chosen.
-
-    Args:
-      peers: the run's processes, which must read the same.
-
-    Raises:
-      UserError: a data set cannot be opened, has too few images of a class, or differs between processes.
-    """
-    tasks, values = [], config.fewshot
-    for written in values.sets if values.every else ():
-        described = cut_in_two(data_set(written), say)
-        try:
-            sources = open_data_set(described, config.data.image_size, say)
-        except UserError as error:
-            raise UserError(f"config.fewshot.sets: cannot open {written}: {error}") from error
-        task = FewShotTask(described.name, *sources, values.shots, values.seeds, say)
-        if peers.count > 1:
-            peers.agree(f"the few-shot data set {written}", task.fingerprint())
-        tasks.append(task)
-    return tasks
-
-
-class FewShot:
-    """The few-shot evaluation of a training run: `config.fewshot`.
-
-    Args:
-      tasks: of `open_tasks`.
-      graphdef, shardings: of the model that is trained.
-      say: is told of images that cannot be read.
-    """
-
-    def __init__(
-        self,
-        config: ConfigDict,
-        tasks: Sequence[FewShotTask],
-        graphdef: nnx.GraphDef,
-        shardings: dict,
-        mesh: Mesh,
-        say: Callable[[str], None],
-    ):
-        values, data = config.fewshot, config.data
-        self._tasks, self._every, self._penalty, self._say = tasks, values.every, values.penalty, say
-        self._extractor = Extractor(
-            graphdef,
-            shardings,
-            mesh,
-            transfer_crop(
-                data.image_size,
-                mode=data.decode,
-                interpolation=data.interpolation or "bilinear",
-                background=data.background,
-            ),
-            batch_size=config.batch_size,
-            workers=data.workers,
-            threads=data.threads,
-            max_unreadable=data.max_unreadable,
-            say=say,
-        )
-
-    def due(self, step: int, last: bool) -> bool:
-        """Whether these parameters are evaluated."""
-        return bool(self._every) and (last or step % self._every == 0)
-
-    def __call__(self, params: dict, go_on: Callable[[], bool]) -> dict[str, float] | None:
-        """Mean accuracies over the seeds, as `fewshot/<set>/<shots>`.
-
-        Args:
-          go_on: asked before each batch and each fit; None is returned when it says no.
-        """
-        figures = {}
-        for task in self._tasks:
-            found = task.accuracies(self._extractor, params, (self._penalty,), go_on, self._say)
-            if found is None:
-                return None
-            figures |= {f"fewshot/{task.name}/{one.shots}": one.mean for one in found}
-        return figures
-
-
-def in_lines(figures: Mapping[str, float]) -> list[str]:
-    """What `FewShot` found, a line for each data set."""
-    rows = {}
-    for key, value in figures.items():
-        _, name, shots = key.split("/")
-        rows.setdefault(name, []).append(f"{shots}: {value:.2%}")
-    return [f"few-shot accuracy on {name} | {' | '.join(row)}" for name, row in rows.items()]
 
 
 def few_shot(

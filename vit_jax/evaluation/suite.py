@@ -36,7 +36,7 @@ class Row(NamedTuple):
     note: str = ""
 
 
-class Option(NamedTuple):
+class SuiteOption(NamedTuple):
     """A flag of the command, `--name`, and a line of `config.evaluate.options`, `name=value`."""
 
     default: Any
@@ -85,7 +85,7 @@ class Subject:
     ):
         self.name, self.mesh, self.say, self.finetune = name, mesh, say, finetune
         self.go_on: Callable[[], bool] = lambda: True
-        self._load, self._options, self._extractors = load, options | {"say": say}, {}
+        self._load, self._options, self._extractors = load, options, {}
         self._transfer_crop, self._test_crop = transfer_crop, test_crop
         self._params = None
 
@@ -126,7 +126,7 @@ class Subject:
         key = compute, crop or self.transfer_crop
         if key not in self._extractors:
             graphdef, _, shardings = self._loaded
-            options = self._options | {"compute": compute}
+            options = self._options | {"compute": compute, "say": self.say}
             self._extractors[key] = Extractor(graphdef, shardings, self.mesh, key[1], **options)
         return self._extractors[key]
 
@@ -185,7 +185,7 @@ class Suite:
     title: str
     needs: str
     measurements: Callable[[Subject, Options], Sequence[Measurement]]
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, SuiteOption] = field(default_factory=dict)
     settings: Callable[[Subject, Options], dict] = lambda subject, options: {}
     published: tuple[str, ...] = ()
     means: Callable[[Collection[str]], Mapping[str, Sequence[str]]] = lambda there: {}
@@ -199,12 +199,12 @@ class Suite:
         return {name: option.default for name, option in self.options.items()}
 
 
-def text_option(meaning: str) -> Option:
+def text_option(meaning: str) -> SuiteOption:
     """A path or a word; empty by default."""
-    return Option("", meaning)
+    return SuiteOption("", meaning)
 
 
-def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Option:
+def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> SuiteOption:
     """Whole numbers with commas, each taken once."""
 
     def parse(text: str) -> list[int]:
@@ -213,7 +213,7 @@ def whole_numbers_option(default: Sequence[int], meaning: str, least: int) -> Op
             raise UserError(f"give whole numbers, {least} or above, with commas")
         return list(dict.fromkeys(map(int, values)))
 
-    return Option(list(default), meaning, parse)
+    return SuiteOption(list(default), meaning, parse)
 
 
 def in_data_dir(path: str, data_dir: str) -> str:

@@ -20,12 +20,12 @@ from vit_jax.evaluation.suite import (
     DATA_DIR,
     Impossible,
     Measurement,
-    Option,
     Options,
     Row,
     Stopped,
     Subject,
     Suite,
+    SuiteOption,
     in_data_dir,
     whole_numbers_option,
 )
@@ -40,7 +40,7 @@ def parse_sets(texts: Sequence[str]) -> list[DataSet]:
     return described
 
 
-SETS = Option(
+SETS = SuiteOption(
     (),
     "Of fewshot and probe: tfds:cifar100, folder:/data/pets, digits:; by default big_vision's nine.",
     parse_sets,
@@ -142,7 +142,7 @@ SUITE = Suite(
         "set": SETS,
         "shots": whole_numbers_option(SHOTS, "Training images of each class.", 1),
         "seeds": whole_numbers_option(SEEDS, "Of the choice of few-shot images.", 0),
-        "penalty": Option(PENALTY, "Penalty of least squares.", float),
+        "penalty": SuiteOption(PENALTY, "Penalty of least squares.", float),
         "data_dir": DATA_DIR,
     },
     settings=lambda subject, options: {"seeds": options["seeds"], "crop": str(subject.transfer_crop)},

@@ -13,11 +13,11 @@ from vit_jax.evaluation.features import Features, first_five
 from vit_jax.evaluation.suite import (
     DATA_DIR,
     Measurement,
-    Option,
     Options,
     Row,
     Subject,
     Suite,
+    SuiteOption,
     in_data_dir,
     text_option,
 )
@@ -129,7 +129,7 @@ SUITE = Suite(
         "imagenet": text_option("A folder of validation images by synset, instead of TFDS's."),
         "real": text_option("ReaL's real.json."),
         "objectnet": text_option("The unpacked objectnet-1.0."),
-        "test_resize": Option(
+        "test_resize": SuiteOption(
             None,
             "ImageNet's short side before the central crop; by default the checkpoint's crop, or the whole "
             "image.",

@@ -11,12 +11,12 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.suite import (
     DATA_DIR,
     Measurement,
-    Option,
     Options,
     Row,
     Stopped,
     Subject,
     Suite,
+    SuiteOption,
     mean,
 )
 from vit_jax.recipes import finetune
@@ -97,7 +97,7 @@ SUITE = Suite(
     needs="the 19 tasks' data sets, prepared by TFDS",
     measurements=measurements,
     options={
-        "value": Option(
+        "value": SuiteOption(
             (), "Of the config of VTAB's runs, such as batch_size=128.", parse_values, repeated=True
         ),
         "data_dir": DATA_DIR,

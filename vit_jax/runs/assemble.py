@@ -15,11 +15,12 @@ from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.timm_augment import RandPolicy, rand_policy
 from vit_jax.data.views import Picture, pictures_of
 from vit_jax.errors import UserError
-from vit_jax.evaluation.fewshot import FewShotTask, open_tasks
+from vit_jax.evaluation.in_training import TrainingSuites
 from vit_jax.options import Option, number, unless, whole
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
 from vit_jax.runs.device_feed import Feed
+from vit_jax.runs.evaluator import test_crop
 from vit_jax.runs.splits import SPOKEN, Splits, open_splits
 from vit_jax.runs.warm_start import Origin, find_origin
 from vit_jax.training.objectives import objective_of
@@ -49,7 +50,7 @@ class Parts(NamedTuple):
 
     Attributes:
       config: the run's, in which what a checkpoint says of images stands in the place of None.
-      few_shot_tasks: data sets of the few-shot evaluation, opened.
+      suites: evaluations besides that of the splits, their data opened.
       num_classes: width of the head; 0 for an objective without labels.
       steps: length of the run.
       origin: the model, and where its first parameters come from.
@@ -59,7 +60,7 @@ class Parts(NamedTuple):
     config: ConfigDict
     mesh: Mesh
     splits: Splits
-    few_shot_tasks: list[FewShotTask]
+    suites: TrainingSuites
     num_classes: int
     steps: int
     origin: Origin
@@ -96,16 +97,16 @@ def assemble(
     if peers.count > 1:
         for name, source in splits.named.items():
             peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))
-    begins("looking through the few-shot data sets")
-    few_shot_tasks = open_tasks(config, peers)
     num_classes = class_count(config, splits.train)
     steps = step_count(config, len(splits.train))
     begins("opening the checkpoint to start from")
     origin = find_origin(config, num_classes)
+    seen = with_images_of(config, origin)
+    begins("looking through the data sets of evaluation suites")
+    suites = TrainingSuites(seen, mesh, test_crop(seen), peers)
     begins("making the program")
     program = _program(config, mesh, origin, num_classes, steps)
-    seen = with_images_of(config, origin)
-    return Parts(seen, mesh, splits, few_shot_tasks, num_classes, steps, origin, program)
+    return Parts(seen, mesh, splits, suites, num_classes, steps, origin, program)
 
 
 def _program(config: ConfigDict, mesh: Mesh, origin: Origin, num_classes: int, steps: int) -> Program:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from vit_jax.evaluation.fewshot import FewShot, in_lines
+from vit_jax.evaluation.in_training import in_lines
 from vit_jax.options import Option, unless, whole
 from vit_jax.runs.assemble import Parts, pictures
 from vit_jax.runs.console import Console, MetricWriter
@@ -55,7 +55,8 @@ class PeriodicEvaluation:
         self._supervised = objective_of(config).labels
         self._evaluate = Evaluator(program, parts.splits.named, config, warn, pictures(config))
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
-        self._few_shot = FewShot(config, parts.few_shot_tasks, program.graphdef, shardings, parts.mesh, warn)
+        self._suites = parts.suites
+        self._suites.attach(program.graphdef, shardings, warn)
 
     def __call__(self, step: int, state: State, go_on: Callable[[], bool]) -> Figures | None:
         """The figures after so many steps, written and said.
@@ -65,13 +66,12 @@ class PeriodicEvaluation:
         """
         last = step == self._parts.steps
         judged = self._parts.program.judged(state)
-        figures, row = {}, {}
+        figures = {}
         for split in dict.fromkeys([self._chosen_by] + ["test"] * last):
             if (of_split := self._evaluate(split, judged, go_on)) is None:
                 return None
             figures[split] = of_split
-        if self._few_shot.due(step, last=last):
-            row = self._few_shot(judged.params, go_on)
+        row = self._suites(judged.params, step, last, go_on)
         if row is None:
             return None
         for line in (*in_words(figures, self.metrics), *in_lines(row)):

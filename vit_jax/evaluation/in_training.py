@@ -1,0 +1,178 @@
+"""Evaluation suites during a training run: `config.evaluate`, and few-shot's own `config.fewshot`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from vit_jax.data.preprocess import TestCrop
+from vit_jax.errors import UserError, nearest
+from vit_jax.evaluation.features import transfer_crop
+from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, Suite
+from vit_jax.evaluation.suites import SUITES
+from vit_jax.options import Option, several, text, unless, whole
+from vit_jax.parallel.peers import Peers
+
+OPTIONS = {
+    "evaluate.suites": Option(
+        (), several(text()), "Suites of vit_jax.evaluate that are run during training too, such as 'probe'."
+    ),
+    "evaluate.options": Option(
+        (), several(text()), "Their options, as the command's flags: 'set=folder:/data/pets@train,val'."
+    ),
+    "evaluate.suites_every": Option(
+        0,
+        whole(0),
+        "Steps between them, a multiple of evaluate_every; 0: at the end alone.",
+        fits=lambda value, config: unless(
+            value % config.evaluate_every == 0,
+            f"a multiple of evaluate_every = {config.evaluate_every}, or 0",
+        ),
+    ),
+}
+
+
+class Opened(NamedTuple):
+    """A measurement of a suite, its data opened."""
+
+    suite: Suite
+    measurement: Measurement
+    data: Any
+    every: int  # Steps; 0: at the end alone.
+
+
+class TrainingSuites:
+    """The suites of a training run, whose data are opened before there is a model.
+
+    Args:
+      config: in which what a checkpoint says of images stands in the place of None.
+      test_crop: what evaluation shows the model of an image.
+      peers: the run's processes, which must read the same.
+
+    Raises:
+      UserError: there is no such suite or option; data cannot be opened, or differ between processes.
+    """
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, test_crop: TestCrop, peers: Peers):
+        data = config.data
+        self._model = None
+        self._subject = Subject(
+            "the model in training",
+            mesh,
+            lambda: self._model,
+            lambda: transfer_crop(
+                data.image_size,
+                mode=data.decode,
+                interpolation=data.interpolation or "bilinear",
+                background=data.background,
+            ),
+            lambda: test_crop,
+            batch_size=config.batch_size,
+            workers=data.workers,
+            threads=data.threads,
+            max_unreadable=data.max_unreadable,
+        )
+        self._opened: list[Opened] = []
+        if config.fewshot.every:
+            options = {"set": SUITES["fewshot"].options["set"].parse(config.fewshot.sets)}
+            options |= {key: config.fewshot[key] for key in ("shots", "seeds", "penalty")}
+            where = [("fewshot.sets", text) for text in config.fewshot.sets]
+            self._open("fewshot", options, data.image_size, config.fewshot.every, where, peers)
+        for name in config.evaluate.suites:
+            check_suite(name)
+        given = parsed_options(config.evaluate.options, config.evaluate.suites)
+        for name in config.evaluate.suites:
+            options = {key: value for key, value in given.items() if key in SUITES[name].options}
+            self._open(name, options, data.image_size, config.evaluate.suites_every, None, peers)
+
+    def _open(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        image_size: int,
+        every: int,
+        where: Sequence[tuple[str, str]] | None,
+        peers: Peers,
+    ) -> None:
+        """Opens a suite's data; `where` says for each measurement which key of the config asked for what."""
+        suite = SUITES[name]
+        values = {"image_size": image_size} | suite.defaults() | options
+        measurements = suite.measurements(self._subject, values)
+        asked = where or [("evaluate.suites", f"{name}, {one.names[0]}") for one in measurements]
+        for measurement, (key, what) in zip(measurements, asked, strict=True):
+            try:
+                opened = measurement.open(measurement.names)
+            except Impossible as error:
+                raise (error.__cause__ or error) from None
+            except UserError as error:
+                raise UserError(f"config.{key}: cannot open {what}: {error}") from error
+            if peers.count > 1:
+                spoken = "few-shot data set" if name == "fewshot" else "evaluation data of"
+                peers.agree(f"the {spoken} {what}", dict(measurement.fingerprint(opened)))
+            self._opened.append(Opened(suite, measurement, opened, every))
+
+    def attach(self, graphdef: nnx.GraphDef, shardings: dict, say: Callable[[str], None]) -> None:
+        """Says which model is trained, and who is told of images that cannot be read."""
+        self._model, self._subject.say = (graphdef, {}, shardings), say
+
+    def __call__(
+        self, params: dict, step: int, last: bool, go_on: Callable[[], bool]
+    ) -> dict[str, float] | None:
+        """The figures that are due after a step, as `SUITE/ROW`, such as `fewshot/cifar100/5`.
+
+        Args:
+          last: whether it is the run's last step, after which all are due.
+          go_on: asked before each batch and each fit; None is returned when it says no.
+        """
+        self._subject.params, self._subject.go_on, figures = params, go_on, {}
+        for suite, measurement, data, every in self._opened:
+            if not last and (every == 0 or step % every):
+                continue
+            try:
+                rows = measurement.measure(self._subject, data)
+            except Stopped:
+                return None
+            figures |= {f"{suite.name}/{suite.short(row.name)}": row.accuracy for row in rows}
+        return figures
+
+
+def check_suite(name: str) -> None:
+    """Raises UserError unless there is such a suite, for training runs."""
+    known = [suite.name for suite in SUITES.values() if suite.in_training]
+    if name not in known:
+        raise UserError(f"config.evaluate.suites: no suite {name!r} for training; {nearest(name, known)}")
+
+
+def parsed_options(texts: Sequence[str], suites: Sequence[str]) -> dict[str, Any]:
+    """The values of `config.evaluate.options`, such as `shots=1,5`, of the suites that are named.
+
+    Raises:
+      UserError: no suite has this option, or it cannot have this value.
+    """
+    options = {key: option for name in suites for key, option in SUITES[name].options.items()}
+    given: dict[str, list[str]] = {}
+    for line in texts:
+        key, _, value = line.partition("=")
+        if key not in options:
+            raise UserError(f"config.evaluate.options: no option {key!r}; {nearest(key, options)}")
+        given.setdefault(key, []).append(value)
+    values = {}
+    for key, each in given.items():
+        try:
+            values[key] = options[key].parse(each if options[key].repeated else each[-1])
+        except ValueError as error:
+            raise UserError(f"config.evaluate.options: {key}={each[-1]}: {error}") from error
+    return values
+
+
+def in_lines(figures: Mapping[str, float]) -> list[str]:
+    """The figures in words, a line for each suite and data set."""
+    lines: dict[str, list[str]] = {}
+    for key, value in figures.items():
+        name, _, rest = key.partition("/")
+        of, _, short = rest.rpartition("/")
+        spoken = SUITES[name].spoken or name
+        lines.setdefault(f"{spoken} {of}".strip(), []).append(f"{short}: {value:.2%}")
+    return [" | ".join([heading, *parts]) for heading, parts in lines.items()]
