@@ -219,6 +219,7 @@ def write(folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[in
 
 
 def cells(result: Outcome) -> str:
+    """The cells of a run's row in the table."""
     if result.figures is None:
         return f"| {result.failure or 'not run'}"
     return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"

@@ -145,7 +145,7 @@ OPERATIONS: dict[str, Callable[[RandPolicy, Image.Image, float, int], Image.Imag
 
 
 def rand_policy(text: str) -> dict[str, Any] | None:
-    """What timm's name of a RandAugment says, or None where it is none: `rand-m9-mstd0.5-inc1`.
+    """Parses timm's name of a RandAugment, `rand-m9-mstd0.5-inc1`; None where it is none.
 
     Its parts, in any order and each at most once: `m` the magnitude, from 0 to 10, else 10; `n` the number of
     layers, else 2; `p` the probability of each, else 0.5; `mstd` the magnitude's deviation, else 0; `inc1`:

@@ -78,7 +78,7 @@ OPTIONS = {
 
 
 def _misfit(sets: Sequence[str], every: int) -> str:
-    """What `config.fewshot.sets` must be, where it is not so."""
+    """A message on what `config.fewshot.sets` must be, where it is not so."""
     names = [data_set(written).name for written in sets]
     if every and not sets:
         return "such as ('tfds:cifar100',)"

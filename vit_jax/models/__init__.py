@@ -47,7 +47,7 @@ def parse_name(name: str) -> tuple[Family, dict]:
 
 
 def takes(name: str, argument: str) -> bool:
-    """Whether the named model has such an argument."""
+    """True where the named model has such an argument."""
     return argument in known_arguments(parse_name(name)[0].model)
 
 

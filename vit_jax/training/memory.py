@@ -1,4 +1,4 @@
-"""What a run remembers of its weights besides the weights: averages, and teachers that follow a student.
+"""Memories of a run's weights: their EMA, and teachers that follow a student.
 
 Nothing here is trained. A memory is changed after each update, is a part of the train state, and is an
 item of its own in each checkpoint.

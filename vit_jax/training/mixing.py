@@ -106,7 +106,7 @@ def _interval(draw: jax.Array, length: jax.Array, side: int) -> jax.Array:
 def mixing_weights(
     key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, cutmix_share: float
 ) -> jax.Array:
-    """What each pixel of an image keeps of it, `[height, width]`, one draw for the whole batch."""
+    """Shares of the image that each pixel keeps, `[height, width]`, one draw for the whole batch."""
     if not cutmix:
         return mixup_weights(_fold(key, "mixup"), size, mixup)
     cut = cutmix_weights(_fold(key, "cutmix"), size, cutmix)

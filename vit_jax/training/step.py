@@ -54,7 +54,7 @@ OPTIONS = {
 
 
 class Judged(NamedTuple):
-    """What an evaluation looks at, and a run leaves behind.
+    """The parameters that an evaluation looks at and a run leaves behind.
 
     Attributes:
       params: of the model: those that the objective judges by.
@@ -86,7 +86,7 @@ def init_state(weights: Weights, memory: dict, optimizer_state) -> State:
 
 
 def weights_of(state: State) -> Weights:
-    """What the optimizer changes."""
+    """The part of the state that the optimizer changes."""
     return {"params": state["params"], "extra": state["extra"]}
 
 
@@ -94,32 +94,17 @@ def _no_skips() -> dict[str, np.int32]:
     return {"total": np.int32(0), "in_a_row": np.int32(0)}
 
 
-def make_train_step(
-    graphdef: nnx.GraphDef,
-    objective: nnx.GraphDef,
-    optimizer: optax.GradientTransformation,
-    config: ConfigDict,
-    mesh: Mesh,
-    state_shardings: State,
-) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
-    """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's memory is reused.
+def make_gradients(
+    graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh
+) -> Callable[..., tuple]:
+    """Makes `(weights, memory, update, batch, key) -> (((loss, metrics), gradient), seen)`, all but `seen` means.
 
-    The batch is augmented as a whole. With `config.micro_batches` above 1 it is then cut up, each
-    part drops out by its own key, and the gradients are averaged: the same update as from the
-    whole batch. Where the loss or the gradient is not finite the update is left out, and counted;
-    the schedule goes on.
+    With `config.micro_batches` above 1 the batch is cut up, and each part drops out by its own key. `seen` is
+    what the objective saw of each image, in the batch's order.
+
+    Raises:
+      UserError: the gradients cannot be summed as the config asks on such a mesh.
     """
-    values = config.augment
-    _, mixup = resolve(values.level, values.randaugment, values.mixup)
-    augmentations = dict(
-        flip=config.data.flip,
-        flips=flips_of(objective_of(config).views(config)),
-        erasing=values.erasing,
-        mixup=mixup,
-        cutmix=values.cutmix,
-        cutmix_share=values.cutmix_share,
-    )
-
     once = config.optimizer.sum_gradients == "float32_once"
     if once and (mesh.shape["fsdp"] > 1 or mesh.shape["tensor"] > 1):
         raise UserError(
@@ -177,15 +162,40 @@ def make_train_step(
     if once:
         # Each device sums its own gradients; XLA would add up every product at once, in its type.
         same, divided = PartitionSpec(), PartitionSpec(BATCH)
-        gradients = jax.shard_map(
-            accumulate_alone,
-            mesh=mesh,
-            in_specs=(same, same, same, divided, same),
-            out_specs=(same, divided),
-            check_vma=False,
+        places = (same, same, same, divided, same)
+        return jax.shard_map(
+            accumulate_alone, mesh=mesh, in_specs=places, out_specs=(same, divided), check_vma=False
         )
-    else:
-        gradients = accumulate
+    return accumulate
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef,
+    objective: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    config: ConfigDict,
+    mesh: Mesh,
+    state_shardings: State,
+) -> Callable[[State, Metrics, dict], tuple[State, Metrics]]:
+    """Compiles `(state, metrics, batch) -> (state, metrics)`; the old state's memory is reused.
+
+    The batch is augmented as a whole. With `config.micro_batches` above 1 it is then cut up, each
+    part drops out by its own key, and the gradients are averaged: the same update as from the
+    whole batch. Where the loss or the gradient is not finite the update is left out, and counted;
+    the schedule goes on.
+    """
+    values = config.augment
+    _, mixup = resolve(values.level, values.randaugment, values.mixup)
+    augmentations = dict(
+        flip=config.data.flip,
+        flips=flips_of(objective_of(config).views(config)),
+        erasing=values.erasing,
+        mixup=mixup,
+        cutmix=values.cutmix,
+        cutmix_share=values.cutmix_share,
+    )
+
+    gradients = make_gradients(graphdef, objective, config, mesh)
 
     def train_step(state, metrics, batch):
         step = state["step"] + 1

@@ -1,4 +1,4 @@
-"""Where labelled images come from: random access, one small interface.
+"""Sources of labelled images: random access, one small interface.
 
 A source has a length; `source[index]` is an `Example`; `describe(index)` names it for a person.
 Sources are read by many threads and sent to worker processes, so they hold no open files.

@@ -1,4 +1,4 @@
-"""What a run trains for: one file each, which `objective.py` describes, and one line of this table.
+"""Objectives of training: each is one file, as `objective.py` describes, and one line of this table.
 
 All objectives go through the one step of `training/step.py`.
 """

@@ -82,7 +82,7 @@ def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:
 
 
 def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
-    """What the loss `name` wants to see, `[batch, classes]`.
+    """The targets of the loss `name`, `[batch, classes]`.
 
     `softmax`: the labels' even mixture; `sigmoid`: one for each label.
     """

@@ -113,7 +113,7 @@ class MaskedPatch(Objective):
         return Loss(losses.mean(axis=(1, 2)), {"patch_accuracy": right.mean(axis=(1, 2))})
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """For the corrupted patches logits `[batch, corrupted, cells, 512]`, or pixels of `targets`."""
+        """Predicts corrupted patches: logits `[batch, corrupted, cells, 512]`, or pixels as `targets` are."""
         x = model.patches(batch["image"])
         source = batch["source"]
         x = jnp.where(source[..., None] < 0, self.mask[...].astype(x.dtype), pick(x, jnp.maximum(source, 0)))
@@ -122,7 +122,7 @@ class MaskedPatch(Objective):
         return x if self.target == "pixels" else x.reshape(*x.shape[:2], -1, COLORS)
 
     def targets(self, images: jax.Array) -> jax.Array:
-        """Of all patches: classes int32 `[batch, patches, cells]`, or pixels in [-1, 1].
+        """Targets of all patches: classes int32 `[batch, patches, cells]`, or pixels in [-1, 1].
 
         A class is 64 red + 8 green + blue, each the lower of 7 and the whole part of 8 times the mean of the
         cell's pixels in [0, 1]; counted in whole numbers, so exactly.
