@@ -1,8 +1,8 @@
 """The typed parts of a run, made from its config: one function for the loop and the benchmarks."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -77,13 +77,17 @@ class Parts(NamedTuple):
 
 
 def assemble(
-    config: ConfigDict, peers: Peers | None = None, begins: Callable[[str], None] = lambda phase: None
+    config: ConfigDict,
+    peers: Peers | None = None,
+    begins: Callable[[str], None] = lambda phase: None,
+    data: Mapping[str, Any] | None = None,
 ) -> Parts:
     """Turns a checked config into the parts of its run.
 
     Args:
       peers: the run's processes, which must read the same data; None: this one alone.
       begins: is told of each phase that may take long.
+      data: what a program hands in, by split, in place of the data set that the config names.
 
     Raises:
       UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
@@ -93,7 +97,7 @@ def assemble(
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
     begins("looking through the data sets")
-    splits = open_splits(config)
+    splits = open_splits(config, data)
     if peers.count > 1:
         for name, source in splits.named.items():
             peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))

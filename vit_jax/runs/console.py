@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax.runs.goodput import read_rows
@@ -52,11 +53,21 @@ class MetricWriter:
     TensorFlow into the training process (see the architecture page).
     """
 
-    def __init__(self, workdir: Path, first_step: int):
-        """Drops rows after `first_step` that a killed run left: they will come again."""
+    def __init__(
+        self,
+        workdir: Path,
+        first_step: int,
+        on_log: Callable[[int, dict[str, float]], None] | None = None,
+    ):
+        """Drops rows after `first_step` that a killed run left: they will come again.
+
+        Args:
+          on_log: is called with each step and its scalars, behind the files.
+        """
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        self._on_log = on_log
         self._event, self._summary = event_pb2, summary_pb2
         path = workdir / "metrics.jsonl"
         self._rows = _keep_rows(path, first_step)
@@ -74,6 +85,8 @@ class MetricWriter:
         self._rows.flush()
         values = [self._summary.Summary.Value(tag=k, simple_value=v) for k, v in scalars.items()]
         self._write_event(step=step, summary=self._summary.Summary(value=values))
+        if self._on_log:
+            self._on_log(step, dict(scalars))
 
     def close(self) -> None:
         """Closes both files."""

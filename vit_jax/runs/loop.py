@@ -8,17 +8,20 @@ ends with the same bits: batches and random numbers are functions of the seed an
 import contextlib
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
 from vit_jax.progress import duration
 from vit_jax.runs.assemble import Parts, assemble
+from vit_jax.runs.caller import Caller
 from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.goodput import Ledger, read_rows
@@ -36,7 +39,11 @@ from vit_jax.training.objectives import objective_of
 
 
 def train(
-    config: ConfigDict, workdir: Path, peers: Peers | None = None, started: float | None = None
+    config: ConfigDict,
+    workdir: Path,
+    peers: Peers | None = None,
+    started: float | None = None,
+    caller: Caller | None = None,
 ) -> dict[str, float]:
     """Trains to the end, or until SIGTERM or SIGINT, and writes all of it into `workdir`.
 
@@ -45,6 +52,7 @@ def train(
       workdir: new, empty, or of an earlier start with the same config, which is continued.
       peers: the run's processes, where there are several (`vit_jax.parallel.distributed.start`).
       started: `time.time()` when the command began, for the log.
+      caller: the program whose process this is; None: the process is the run's own, and ends where it hangs.
 
     Returns:
       The last evaluation's figures of the test images; empty when the run was stopped before its end.
@@ -55,13 +63,15 @@ def train(
         many images are unreadable.
     """
     peers, started = peers or Peers(), started or time.time()
-    with Watchdog(config.hang_seconds) as watchdog, contextlib.ExitStack() as held:
-        share_interpreter()
-        keep_freed_memory()
+    data = caller and caller.data
+    with Watchdog(config.hang_seconds, ends=caller is None) as watchdog, contextlib.ExitStack() as held:
+        if caller is None:
+            share_interpreter()
+            keep_freed_memory()
         config, kept = settled_config(workdir, config)
-        parts = assemble(config, peers, watchdog.begins)
-        lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held)
-        run = Run(parts, workdir, peers, started, watchdog, console, lock, held)
+        parts = assemble(config, peers, watchdog.begins, data)
+        lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held, data is not None)
+        run = Run(parts, workdir, peers, started, watchdog, console, lock, held, caller and caller.on_log)
         figures = run.turns()
         if figures is None:
             return {}
@@ -77,12 +87,14 @@ def _take_workdir(
     peers: Peers,
     watchdog: Watchdog,
     held: contextlib.ExitStack,
+    handed_in: bool,
 ) -> tuple[Lock | None, Console]:
     """The lock of the workdir, which one process holds for all, and the console, which has described the run.
 
     Args:
       config: as it is written into the workdir.
       kept: what the run keeps of an earlier format's meaning.
+      handed_in: a program handed in the data, which the config does not name: the manifest identifies them.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
     leader = jax.process_index() == 0
@@ -92,6 +104,8 @@ def _take_workdir(
     images = {name: len(source) for name, source in splits.named.items()}
     names = splits.train.class_names if objective_of(config).labels else ()
     manifest = make_manifest(parts.steps, names, images, origin.model, origin.arguments, origin.interpolation)
+    if handed_in:
+        manifest["data"] = {name: fingerprint(source, 256) for name, source in splits.named.items()}
     watchdog.begins(f"taking the workdir {workdir}")
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
@@ -118,6 +132,7 @@ class Run:
       started: `time.time()` when the command began.
       lock: of the workdir, on the process that writes; None on the others.
       held: closes what is opened here, when the run ends.
+      on_log: is told of each row of figures.
     """
 
     def __init__(
@@ -130,6 +145,7 @@ class Run:
         console: Console,
         lock: Lock | None,
         held: contextlib.ExitStack,
+        on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
         self.parts, self.config, self.program, self.steps = parts, parts.config, parts.program, parts.steps
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
@@ -144,7 +160,7 @@ class Run:
         self.first_step = self._restore(peers)
         self.zero_metrics = self.program.initial_metrics()
         self.ledger = Ledger(started, read_rows(workdir / METRICS), self.first_step)
-        writer = MetricWriter(workdir, self.first_step) if leader else None
+        writer = MetricWriter(workdir, self.first_step, on_log) if leader else None
         self.evaluation = PeriodicEvaluation(parts, workdir, console, writer, warn)
         self.log = TrainLog(
             steps=self.steps,

@@ -1,6 +1,7 @@
 """Preemption: a run leaves in good order when its machine is taken away or the user presses Ctrl-C."""
 
 import signal
+import threading
 
 from jax._src import distributed  # JAX keeps its preemption service there.
 
@@ -17,12 +18,15 @@ class StopSignal:
 
     def __enter__(self):
         self._stopping, self._interrupted, self._asked = False, False, 0
-        self._previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        handled = (signal.SIGTERM, signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread():
+            handled = ()  # A program's own thread, in which Python sets no handlers.
+        self._previous = {number: signal.getsignal(number) for number in handled}
         self._service = distributed.global_state.preemption_sync_manager
         distributed.global_state.preemption_sync_manager = None
-        if self._service is None:
-            signal.signal(signal.SIGTERM, self._note)
-        signal.signal(signal.SIGINT, self._note)
+        for number in self._previous:
+            if number == signal.SIGINT or self._service is None:
+                signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_):

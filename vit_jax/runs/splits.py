@@ -1,10 +1,12 @@
 """The splits of a run: what it trains on, what it chooses by, and what it reports."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from vit_jax.data.sources import SOURCES, open_source
+from vit_jax.data.sources import SOURCES, open_handed_in, open_source
 from vit_jax.data.sources.base import Source, Subset, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
@@ -61,8 +63,11 @@ class Splits(NamedTuple):
         return "test" if self.dev is None else "dev"
 
 
-def open_splits(config: ConfigDict) -> Splits:
+def open_splits(config: ConfigDict, data: Mapping[str, Any] | None = None) -> Splits:
     """The sources that a config names; classes have the numbers of the training split.
+
+    Args:
+      data: what a program hands in, by split, in place of the data set that the config names.
 
     Raises:
       UserError: one does not exist, is empty or cannot be read; what chooses is trained on or reported.
@@ -78,7 +83,8 @@ def open_splits(config: ConfigDict) -> Splits:
         only=values.classes,
         labels=objective_of(config).labels,
     )
-    train = open_source(values.source, values.train_split, **arguments)
+    opened = partial(open_handed_in, data) if data is not None else partial(open_source, values.source)
+    train = opened(values.train_split, **arguments)
     for key in ("train_split", "test_split") if values.dev_split is not None else ():
         if share(config, train, "dev_split", key):
             raise UserError(
@@ -86,8 +92,8 @@ def open_splits(config: ConfigDict) -> Splits:
                 f"{values[key]!r}; give another, or --config.data.dev_split=None"
             )
     named = dict(class_names=train.class_names, **arguments)
-    dev = open_source(values.source, values.dev_split, **named) if values.dev_split is not None else None
-    return Splits(train, dev, open_source(values.source, values.test_split, **named))
+    dev = opened(values.dev_split, **named) if values.dev_split is not None else None
+    return Splits(train, dev, opened(values.test_split, **named))
 
 
 def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:

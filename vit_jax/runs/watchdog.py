@@ -28,10 +28,11 @@ class Watchdog:
 
     Args:
       seconds: longer than anything that the run may wait for, and than any phase of its start.
+      ends: the process may be ended; otherwise its stacks are written, and no more.
     """
 
-    def __init__(self, seconds: float):
-        self._seconds = seconds
+    def __init__(self, seconds: float, ends: bool = True):
+        self._seconds, self._ends = seconds, ends
         self._stacks, self._say = None, print
         self._last = time.monotonic(), "the start", ""
         self._closed = threading.Event()
@@ -57,19 +58,21 @@ class Watchdog:
     def __exit__(self, *_):
         self._closed.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
+        if self._ends:
+            faulthandler.cancel_dump_traceback_later()
 
     def _watch(self):
         told = None
         while not self._closed.wait(self._seconds / 20):
             # A thread that hangs with the interpreter's lock holds this one up as well. Python's own
             # watchdog needs no lock: unless it is set anew here, it shows the stacks and exits.
-            faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
+            if self._ends:
+                faulthandler.dump_traceback_later(2 * self._seconds, exit=True, file=sys.__stderr__)
             since, done, phase = self._last
             silent = time.monotonic() - since
             what = f"nothing done for {silent:.0f} s, since {done}{phase}"
             where = self._stacks or "the lines above"
-            if silent > 2 * self._seconds:
+            if self._ends and silent > 2 * self._seconds:
                 print(f"error: {what}; see {where}", file=sys.stderr, flush=True)
                 for child in multiprocessing.active_children():
                     child.kill()
@@ -77,10 +80,8 @@ class Watchdog:
             if silent > self._seconds and told != since:
                 told = since
                 self._show_stacks(what)
-                self._say(
-                    f"{what}; all threads' stacks are in {where}; the process ends after as long again "
-                    "(hang_seconds)"
-                )
+                after = "; the process ends after as long again" if self._ends else ""
+                self._say(f"{what}; all threads' stacks are in {where}{after} (hang_seconds)")
 
     def _show_stacks(self, what: str) -> None:
         try:

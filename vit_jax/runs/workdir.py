@@ -57,10 +57,10 @@ def claim(
     """
     with contextlib.ExitStack() as held:
         try:
-            _belongs(workdir, config)  # Before anything is made.
+            _belongs(workdir, config, manifest)  # Before anything is made.
             workdir.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context(Lock(workdir, say))
-            if not _belongs(workdir, config):  # Again: whoever had it may have made it another's.
+            if not _belongs(workdir, config, manifest):  # Again: whoever had it may have made it another's.
                 (workdir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
                 # Last and whole: a workdir with a config is a workdir of a run.
                 temporary = workdir / (CONFIG + ".tmp")
@@ -71,11 +71,11 @@ def claim(
         yield lock
 
 
-def _belongs(workdir: Path, config: ConfigDict) -> bool:
+def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> bool:
     """True where `workdir` is a run of this config; False where there is none yet.
 
     Raises:
-      UserError: it is of another config, or holds other files.
+      UserError: it is of another config or of other data that were handed in, or holds other files.
     """
     if saved := saved_run(workdir):
         if differing := configs.differences(configs.to_json(saved.config), config):
@@ -83,12 +83,23 @@ def _belongs(workdir: Path, config: ConfigDict) -> bool:
                 f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
                 "give another --workdir, or the config it was started with"
             )
+        _check_same_data(workdir, saved.manifest.get("data", {}), manifest.get("data", {}))
         return True
     # What an earlier start left that was killed while it made the workdir.
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)
     if workdir.exists() and any(not path.name.startswith(begun) for path in workdir.iterdir()):
         raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
     return False
+
+
+def _check_same_data(workdir: Path, saved: dict, given: dict) -> None:
+    """Raises UserError where a program hands in other data than those that the run began with."""
+    for name, known in saved.items():
+        if differing := [key for key, value in known.items() if given.get(name, {}).get(key) != value]:
+            raise UserError(
+                f"{workdir} belongs to a run of other {name} data (other {', '.join(differing)}); hand in "
+                "those it was started with, or give another workdir"
+            )
 
 
 class SavedRun(NamedTuple):

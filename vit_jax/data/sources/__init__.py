@@ -7,13 +7,14 @@ Sources are read by many threads and sent to worker processes, so they hold no o
 """
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
 from vit_jax.data.sources.digits import DIGITS
 from vit_jax.data.sources.folder import FOLDER
+from vit_jax.data.sources.handed_in import HANDED_IN, handed_in
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.mixture import mixture_of
 from vit_jax.data.sources.slices import sliced
@@ -43,6 +44,34 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
     return _open(kind, split, asked if asked.labels else asked._replace(label_key=None))
 
 
+def open_handed_in(
+    data: Mapping[str, Any], split: str, *, only: Sequence[str] | None = None, **options
+) -> Source:
+    """A split of the data sets that a program hands in, sliced as those that `open_source` opens.
+
+    Args:
+      data: what `handed_in` takes, by the name of the split: `train`, `test`.
+
+    Raises:
+      UserError: it is not handed in, is no data set, or does not have what the options ask for.
+    """
+    asked, name = SourceOptions(**options), split.split("[")[0]
+    if data.get(name) is None:
+        raise UserError(
+            f"there are no {name} data: hand in {name}=..., or cut them out of others, as with "
+            "config.data.train_split='train[:90%]' and config.data.test_split='train[90%:]'"
+        )
+    source = handed_in(
+        data[name],
+        name,
+        labels=asked.labels or only is not None,
+        class_names=asked.class_names if only is None else None,
+        num_classes=asked.num_classes,
+        label_key=asked.label_key or "label",
+    )
+    return sliced(source if only is None else of_classes(source, only), split)
+
+
 def _open(kind: str, split: str, options: SourceOptions) -> Source:
     if kind not in SOURCES:
         raise UserError(f"unknown data source {kind!r} (data.source); {nearest(kind, SOURCES)}")
@@ -54,7 +83,7 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
 MIXTURE = mixture_of(_open)
 
 SOURCES: dict[str, SourceKind] = {
-    kind.name: kind for kind in (DIGITS, FOLDER, TFDS, VTAB, ARRAY_RECORD, MIXTURE, SYNTHETIC)
+    kind.name: kind for kind in (DIGITS, FOLDER, TFDS, VTAB, ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN)
 }
 
 

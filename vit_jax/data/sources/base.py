@@ -94,7 +94,10 @@ def lacking(images: str, source: Source, most: int = 20) -> list[str]:
 
 
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
-    """Short values by which two hosts see whether they read the same: counts, names, some examples."""
+    """Short values by which two hosts, or two starts, see whether they read the same.
+
+    They are of counts, names, some examples, and of all labels where these are known without reading.
+    """
 
     def digest(*parts: bytes) -> str:
         return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()
@@ -106,12 +109,14 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
             return b""
         return bytes(image) + repr(labels).encode()
 
+    known = source.known_labels()
     chosen = sorted({round(i * (len(source) - 1) / (samples - 1)) for i in range(samples)})
     return {
         "images": len(source),
         "classes": len(source.class_names),
         "class names": digest(*(name.encode() for name in source.class_names)),
         "examples": digest(*map(content, chosen)),
+        "labels": digest(b"" if known is None else known.tobytes()),
     }
 
 

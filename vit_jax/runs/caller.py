@@ -1,0 +1,16 @@
+"""A program that trains within its own process, such as a notebook, and what it hands to the run."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Caller(NamedTuple):
+    """What the program that calls for a run hands in, in place of what the config names.
+
+    Attributes:
+      data: data sets by split, `train` and `test`, as of `handed_in`; None: the config's.
+      on_log: is called with the step and its figures, the rows of `metrics.jsonl`, as they are written.
+    """
+
+    data: Mapping[str, Any] | None = None
+    on_log: Callable[[int, dict[str, float]], None] | None = None
