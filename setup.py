@@ -33,7 +33,11 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     cmdclass={"build_py": BuildWithConfigs},
-    package_data={"vit_jax.planning": ["prices.toml"], "vit_jax.published": ["*.json"]},
+    package_data={
+        "vit_jax": ["py.typed"],
+        "vit_jax.planning": ["prices.toml"],
+        "vit_jax.published": ["*.json"],
+    },
     ext_modules=[
         # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).
         # Without it everything works, through Pillow.

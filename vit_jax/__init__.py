@@ -1,36 +1,59 @@
 """Vision Transformers in JAX: pre-train, fine-tune, look inside.
 
-`create_model("ViT-B/16", num_classes=10)` makes a model, `load_model(workdir)` reads one back.
+`create_model("ViT-B/16", num_classes=10)` makes a model, `train(config, workdir)` trains one,
+`load_model(workdir)` reads it back and `save_model(model, path)` writes it for other libraries. All of it is
+in docs/python.md.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from vit_jax.libtpu import expect_no_tpu_where_none_is
+
+if TYPE_CHECKING:
+    from vit_jax.errors import UserError
+    from vit_jax.interface import train
+    from vit_jax.load import Prediction, load_model
+    from vit_jax.models import MODELS, ModelCard, create_model, list_models, model_card
+    from vit_jax.save import save_model
 
 __version__ = "0.1.0"
 __all__ = [
     "MODELS",
     "ModelCard",
+    "Prediction",
     "UserError",
     "create_model",
     "list_models",
     "load_model",
     "model_card",
+    "save_model",
+    "train",
 ]
+
+# Where each public name is defined: it is loaded when asked for, so that `import vit_jax` costs nothing.
+_MODULES = {
+    "MODELS": "models",
+    "ModelCard": "models",
+    "Prediction": "load",
+    "UserError": "errors",
+    "create_model": "models",
+    "list_models": "models",
+    "load_model": "load",
+    "model_card": "models",
+    "save_model": "save",
+    "train": "interface",
+}
 
 expect_no_tpu_where_none_is()
 
 
-def __getattr__(name: str):
-    # Loaded when asked for, so that `import vit_jax` costs nothing.
-    if name in ("MODELS", "ModelCard", "create_model", "list_models", "model_card"):
-        from vit_jax import models
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
+    import importlib
 
-        return getattr(models, name)
-    if name == "load_model":
-        from vit_jax.load import load_model
+    return getattr(importlib.import_module(f"vit_jax.{_MODULES[name]}"), name)
 
-        return load_model
-    if name == "UserError":
-        from vit_jax.errors import UserError
 
-        return UserError
-    raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__"})

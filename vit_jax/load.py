@@ -1,16 +1,149 @@
 """A model from wherever it is: a workdir, Google's npz, timm, Transformers, or the Hugging Face Hub."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from flax import nnx
+import numpy as np
 
-from vit_jax.interop.checkpoint import Checkpoint, build, fit
-from vit_jax.runs.workdir import open_any
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import Checkpoint, build, fit, model_name
+from vit_jax.models.image_model import About, ImageModel
+from vit_jax.runs.workdir import checkpoint_crop, open_any
+
+BATCH_SIZE = 32  # Images that `predict` has on the devices at once, at most.
 
 
-def load_model(source: str | Path, *, say: Callable[[str], None] = print, **changes) -> nnx.Module:
+class Prediction(NamedTuple):
+    """The likeliest classes of an image.
+
+    Attributes:
+      image: its path, or its place among the images that were handed in.
+      classes: names, the likeliest first.
+      probabilities: float, of each of these classes.
+    """
+
+    image: str
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+    def __str__(self):
+        chances = zip(self.classes, self.probabilities, strict=True)
+        return "  ".join([self.image, *(f"{name} {chance:.1%}" for name, chance in chances)])
+
+
+class AboutLoaded(About):
+    """What is known of a model that came from a checkpoint, and its predictions by that."""
+
+    def __init__(self, checkpoint: Checkpoint, arguments: dict[str, Any]):
+        super().__init__(model_name(checkpoint.model, arguments), arguments)
+        same_head = arguments["num_classes"] == checkpoint.arguments["num_classes"]
+        self.place, self.library = checkpoint.place, checkpoint.library
+        self.preprocessing = checkpoint.preprocessing
+        self.class_names = checkpoint.class_names if same_head else ()
+        self._checkpoint, self._extractors = checkpoint, {}
+
+    def lines(self, model: ImageModel) -> dict[str, str]:
+        try:
+            crop = str(checkpoint_crop(self._checkpoint, model.image_size))
+        except UserError as error:
+            crop = str(error)
+        return {"from": f"{self.place}, {self.library}", "preprocessing": crop}
+
+    def predict(self, model: ImageModel, images: Any, top: int) -> list[Prediction]:
+        if model.channels != 3:
+            raise UserError(f"the model takes images of {model.channels} channels, and these are read as RGB")
+        if not model.num_classes:
+            raise UserError(
+                f"the model of {self.place} has no head: it has features, but predicts no classes"
+            )
+        if not top >= 1:
+            raise UserError(f"top is {top}, and must be 1 or above")
+        names = self.class_names or [*map(str, range(model.num_classes))]
+        source = images_of(images)
+        predictions, done = [], 0
+        for part in self._stream(model, source, min(top, model.num_classes)):
+            mask = part["mask"][: len(source) - done]
+            if not mask.all():
+                raise UserError(f"cannot read {source.describe(done + int(mask.argmin()))}: it is no image")
+            for chances, labels in zip(*(values[: len(mask)] for values in part["values"]), strict=True):
+                found = tuple(names[label] for label in labels)
+                predictions.append(Prediction(source.describe(done), found, tuple(chances.tolist())))
+                done += 1
+        return predictions
+
+    def _stream(self, model: ImageModel, source: Any, top: int):
+        """Batches of probabilities and classes; what computes them is compiled once for a batch size."""
+        from flax import nnx
+
+        from vit_jax.evaluation.features import Extractor, likeliest
+        from vit_jax.parallel.mesh import make_mesh, place
+        from vit_jax.parallel.sharding import parameter_shardings
+
+        batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())  # Few sizes: each is compiled.
+        graphdef, params = nnx.split(model)
+        params = nnx.to_pure_dict(params)
+        key = graphdef, batch_size, top
+        if key not in self._extractors:
+            mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+            shardings = parameter_shardings(mesh, params)
+            self._extractors[key] = (
+                shardings,
+                Extractor(
+                    graphdef,
+                    shardings,
+                    mesh,
+                    checkpoint_crop(self._checkpoint, model.image_size),
+                    compute=likeliest(top),
+                    batch_size=batch_size,
+                    workers=0,
+                    max_unreadable=len(source),
+                    say=lambda line: None,
+                ),
+            )
+        import jax
+
+        shardings, extractor = self._extractors[key]
+        yield from extractor.stream(jax.tree.map(place, params, shardings), source)
+
+
+def images_of(images: Any):
+    """A source without labels of images that a program hands in.
+
+    Args:
+      images: a path, of an image, a folder or a pattern; an image, PIL's or a NumPy array; a list of any of
+        these; an array `[images, height, width, channels]`; or a data set, as of `handed_in`.
+
+    Raises:
+      UserError: there is no such file, or no image.
+    """
+    from vit_jax.data.image_files import ImageFiles, find_images
+    from vit_jax.data.sources import handed_in
+
+    several = isinstance(images, Sequence) and not isinstance(images, str | bytes)
+    given = list(images) if several else [images]
+    if given and all(isinstance(image, str | Path) for image in given):
+        return ImageFiles(find_images([str(image) for image in given]))
+    if several:
+        images = Listed(given)
+    elif isinstance(images, np.ndarray):
+        alone = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] in (1, 3, 4))
+        images = Listed([images]) if alone else images
+    elif not (hasattr(images, "__len__") and hasattr(images, "__getitem__")) or isinstance(images, bytes):
+        images = Listed([images])
+    return handed_in(images, "prediction", labels=False)
+
+
+class Listed(list):
+    """A list of images."""
+
+
+def load_model(source: str | Path, *, say: Callable[[str], None] = print, **changes: Any) -> ImageModel:
     """The model that a checkpoint holds, fitted to a new task if one is asked for.
+
+    It is an nnx module: `model(images)` gives logits of images that are prepared already. Besides,
+    `model.predict(images)` prepares images as the checkpoint says and names their classes, `print(model)`
+    shows what it is, and `model.tree()` all of its parameters.
 
     Args:
       source: the workdir of a run, newest checkpoint, or `WORKDIR@best` (by test accuracy, else test loss) or
@@ -26,7 +159,7 @@ def load_model(source: str | Path, *, say: Callable[[str], None] = print, **chan
     return build_model(open_any(source, changes.get("image_size")), say=say, **changes)
 
 
-def build_model(checkpoint: Checkpoint, *, say: Callable[[str], None] = print, **changes) -> nnx.Module:
+def build_model(checkpoint: Checkpoint, *, say: Callable[[str], None] = print, **changes: Any) -> ImageModel:
     """The model of an open checkpoint, which knows what the model should see; otherwise as `load_model`."""
     values, sources, done = fit(checkpoint, changes)
     say(checkpoint.describe())
@@ -34,4 +167,6 @@ def build_model(checkpoint: Checkpoint, *, say: Callable[[str], None] = print, *
         say(line)
     if values["dtype"] != checkpoint.arguments["dtype"]:
         say(f"computes in {values['dtype']} here")
-    return build(checkpoint.model, values, sources)
+    model = build(checkpoint.model, values, sources)
+    model.about = AboutLoaded(checkpoint, values)
+    return model

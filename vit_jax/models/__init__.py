@@ -9,12 +9,13 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from flax import nnx
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import Axes, Family, match_axes
-from vit_jax.models.image_model import ImageModel
+from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
 
 # The modules of this folder that hold a `FAMILY`, in the order in which their models are listed.
@@ -88,11 +89,18 @@ def model_factory(
 
 
 def create_model(
-    name: str, *, num_classes: int = 1000, image_size=224, seed: int = 0, **overrides
-) -> nnx.Module:
+    name: str,
+    *,
+    num_classes: int = 1000,
+    image_size: int | tuple[int, int] = 224,
+    seed: int = 0,
+    **overrides: Any,
+) -> ImageModel:
     """The named model with freshly initialised parameters; arguments as for `model_factory`."""
     build = model_factory(name, num_classes=num_classes, image_size=image_size, **overrides)
-    return build(rngs=nnx.Rngs(seed))
+    model = build(rngs=nnx.Rngs(seed))
+    model.about = About(name, dict(build.keywords))
+    return model
 
 
 class Names(tuple):

@@ -5,6 +5,7 @@ whether the model is a `TokenModel`.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,31 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
+
+
+class About:
+    """What is known of a model besides its modules: its name and where it came from.
+
+    Attributes:
+      name: of the model, such as `ViT-B/16`.
+      arguments: of its class.
+      preprocessing: what it should see of an image, and class_names, of all classes: where a checkpoint says
+        them.
+    """
+
+    preprocessing: Any = None
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, name: str, arguments: dict[str, Any]):
+        self.name, self.arguments = name, arguments
+
+    def lines(self, model: "ImageModel") -> dict[str, str]:
+        """More lines of the model's card, by their first word."""
+        return {"from": "fresh parameters, not trained"}
+
+    def predict(self, model: "ImageModel", images: Any, top: int) -> list:
+        """The likeliest classes of images, as of `ImageModel.predict`."""
+        raise UserError("this model is not of a checkpoint, and has not been trained: see vit_jax.load_model")
 
 
 class ImageModel(nnx.Module):
@@ -30,6 +56,9 @@ class ImageModel(nnx.Module):
     Raises:
       UserError: a mean or deviation of another number of channels.
     """
+
+    about: About | None = None
+    num_classes: int
 
     def __init__(
         self,
@@ -73,6 +102,32 @@ class ImageModel(nnx.Module):
             f"a {type(self).__name__} for {'x'.join(map(str, self.image_size))} pixels has parameters of "
             f"that size, and is not resized to {'x'.join(map(str, size))}"
         )
+
+    def predict(self, images: Any, top: int = 3) -> list:
+        """The likeliest classes of images, which are prepared as the model's checkpoint says.
+
+        Args:
+          images: a path of an image or a folder; an image, PIL's or uint8 `[height, width, 3]`; a list of
+            such; or uint8 `[images, height, width, 3]`. They may be of any size.
+          top: classes named of each image.
+
+        Returns:
+          A `Prediction` for each image, with `classes` and `probabilities`, the likeliest first.
+
+        Raises:
+          UserError: an image cannot be read; the model has no head, or is not of a checkpoint.
+        """
+        return (self.about or About(type(self).__name__, {})).predict(self, images, top)
+
+    def tree(self) -> str:
+        """All modules and parameters, as Flax prints them: thousands of lines."""
+        return super().__repr__()
+
+    def __repr__(self):
+        return card_of(self)
+
+    def __str__(self):
+        return card_of(self)
 
     def normalize(self, images: jax.Array) -> jax.Array:
         """Normalises images for the first layer, float32 `[batch, height, width, channels]`.
@@ -173,3 +228,24 @@ class TokenModel(ImageModel):
           read: return so many tokens only, the first; the last layer computes no others.
         """
         raise NotImplementedError
+
+
+def card_of(model: ImageModel) -> str:
+    """About ten lines: the model's name, sizes, parameters by part, and where it came from."""
+    about = model.about or About(type(model).__name__, {})
+    height, width = model.image_size
+    sizes: dict[str, int] = {}
+    for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        sizes[str(path[0])] = sizes.get(str(path[0]), 0) + math.prod(leaf.shape)
+    size = "any size" if model.any_size else f"{height}x{width} pixels"
+    lines = {"images": f"{size}, {model.channels} channels, mean {model.mean}, deviation {model.deviation}"}
+    if isinstance(model, TokenModel):
+        lines["tokens"] = f"{model.tokens:,} of width {model.dim}, {model.depth} layers, {model.heads} heads"
+    names = ", ".join(about.class_names[:3]) + (", ..." if len(about.class_names) > 3 else "")
+    classes = f"{model.num_classes:,}{names and f': {names}'}" if model.num_classes else "none, features"
+    lines["classes"] = classes
+    lines["parameters"] = f"{sum(sizes.values()):,}"
+    for part in sorted(sizes, key=lambda part: -sizes[part])[:4]:
+        lines[f"  {part}"] = f"{sizes[part]:,}"
+    lines |= about.lines(model)
+    return "\n".join([about.name, *(f"  {word:20} {text}" for word, text in lines.items())])

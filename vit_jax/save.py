@@ -1,0 +1,77 @@
+"""Writes a model in the format of another library: what `python -m vit_jax.convert` does, from Python."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import LIBRARIES, complete, fit, params_of, save
+from vit_jax.models import ViT
+from vit_jax.models.image_model import ImageModel
+from vit_jax.runs.workdir import absolute, open_any
+
+
+def save_model(
+    model: ImageModel | str | Path, path: str | Path, *, library: str | None = None, **changes: Any
+) -> Path:
+    """Writes a model, with its preprocessing and its class names where the format can hold them.
+
+    What was written is read back and compared, bit for bit.
+
+    Args:
+      model: of `load_model` or `create_model`, with its parameters as they are now; or a checkpoint, what
+        `load_model` takes.
+      path: a new `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
+        Transformers has no such model.
+      library: `google`, `timm` or `transformers`; None: as the path says.
+      **changes: of a checkpoint, arguments of the model to change, as of `load_model`.
+
+    Returns:
+      The absolute path.
+
+    Raises:
+      UserError: the format cannot hold the model, the path is taken, or the checkpoint cannot be read.
+    """
+    if isinstance(model, ImageModel):
+        if model.about is None:
+            raise UserError("save_model takes a model of vit_jax.load_model or vit_jax.create_model")
+        if changes:
+            raise UserError(f"{', '.join(changes)}: only a checkpoint is changed while it is saved")
+        about, kind = model.about, type(model)
+        values, params = complete(kind, about.arguments), params_of(model)
+        preprocessing, class_names = about.preprocessing, about.class_names
+
+        def read(name: str) -> np.ndarray:
+            return np.asarray(params[name])
+    else:
+        checkpoint = open_any(model, changes.get("image_size"))
+        values, sources, _ = fit(checkpoint, changes)
+        kind, preprocessing = checkpoint.model, checkpoint.preprocessing
+        same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
+        class_names = checkpoint.class_names if same_head else ()
+
+        def read(name: str) -> np.ndarray:
+            return sources[name]()
+
+    destination = absolute(path)
+    library = library or library_of(destination, kind, values)
+    check_destination(destination, library)
+    save(destination, library, kind, values, read, preprocessing, class_names)
+    return destination
+
+
+def library_of(destination: Path, model: type[ImageModel], values: dict[str, Any]) -> str:
+    """The format that a destination means."""
+    if destination.suffix == ".npz":
+        return "google"
+    hybrid = model is ViT and values["resnet_blocks"] is not None
+    return "timm" if hybrid else "transformers"
+
+
+def check_destination(destination: Path, library: str) -> None:
+    """Raises UserError unless there is such a library, and the destination has its ending."""
+    if library not in LIBRARIES:
+        raise UserError(f"there is no library {library!r}; there are: {', '.join(LIBRARIES)}")
+    if destination.suffix != (".npz" if library == "google" else ""):
+        raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")
