@@ -16,6 +16,7 @@ from vit_jax.data.sources.slices import stratified
 from vit_jax.errors import UserError, nearest
 
 IMAGE_KEYS, LABEL_KEYS = ("image", "img", "jpg", "png", "pixel_values"), ("label", "labels", "target")
+MOST_CLASSES = 2**24
 GREY, RGB, RGBA = 1, 3, 4  # Channels of an image.
 
 
@@ -295,13 +296,14 @@ def _labelled(
     most = max(map(len, rows), default=0)
     if not most:
         raise UserError(f"the {name} data have no labels, which the objective needs")
+    highest, limit = max(map(max, filter(None, rows))), len(known) or MOST_CLASSES
+    if highest >= limit or min(map(min, filter(None, rows))) < 0:
+        raise UserError(f"the {name} data have a label outside the {limit:,} classes, from 0")
     table = np.full((len(rows), most), -1, np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row)] = row
     if not known:
-        known = tuple(map(str, range(num_classes or int(table.max()) + 1)))
-    if table.max() >= len(known):
-        raise UserError(f"the {name} data have the label {table.max()}, outside the {len(known)} classes")
+        known = tuple(map(str, range(max(num_classes or 0, highest + 1))))
     return dataclasses.replace(source, class_names=known, max_labels=most, labels=table)
 
 

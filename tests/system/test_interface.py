@@ -1,0 +1,272 @@
+"""The Python interface: training on data that are handed in, models in and out, predictions."""
+
+import json
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from vit_jax.command import read_config
+from vit_jax.data.sources import handed_in
+from vit_jax.data.sources.digits import digits
+
+TRAIN, TEST = digits("train"), digits("test")
+COUNT = 48  # Images of each split.
+
+
+def small(**values):
+    """The quickstart's config, of three steps of a model of one layer."""
+    config = read_config("configs/quickstart.py").copy_and_resolve_references().unlock()
+    config.update(dict(steps=3, batch_size=16, log_every=1, evaluate_every=3))
+    config.model.update(dict(dim=16, depth=1, hidden=16, heads=2))
+    config.update_from_flattened_dict({"optimizer.warmup_steps": 1, "checkpoint.every": 1} | values)
+    return config.lock()
+
+
+def arrays(source, count=COUNT):
+    """Images in the order of their classes, as a folder lists them."""
+    order = np.argsort(source.labels[:count], kind="stable")
+    return source.images[:count][order], source.labels[:count][order]
+
+
+class Pairs:
+    """A data set as torch's are: a length, and pairs by index."""
+
+    classes = [str(digit) for digit in range(10)]
+
+    def __init__(self, source):
+        self.images, self.labels = arrays(source)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return Image.fromarray(self.images[index]), int(self.labels[index])
+
+
+class Rows(Pairs):
+    """A data set as Hugging Face's are: rows by index and columns by name, with features."""
+
+    column_names = ["picture", "digit"]
+
+    def __init__(self, source):
+        super().__init__(source)
+        label = type("ClassLabel", (), {"names": self.classes})()
+        self.features = {"picture": type("Image", (), {})(), "digit": label}
+
+    def __getitem__(self, key):
+        if key == "digit":
+            return self.labels.tolist()
+        image, label = super().__getitem__(key)
+        return {"picture": image, "digit": label}
+
+
+class Tensors(Pairs):
+    """A data set of torch's tensors, as its ToTensor makes them: floats in [0, 1], channels first."""
+
+    def __getitem__(self, index):
+        torch = pytest.importorskip("torch")
+        pixels = torch.from_numpy(self.images[index]).permute(2, 0, 1).float() / 255
+        return pixels, torch.tensor(int(self.labels[index]))
+
+
+def losses(workdir, config=None, **data):
+    """The loss of each step, and the figures of the test images."""
+    rows = {}
+    figures = vit_jax.train(
+        config or small(),
+        workdir,
+        on_log=lambda step, row: rows.setdefault(step, []).append(row.get("train/loss")),
+        **data,
+    )
+    return rows, figures
+
+
+@pytest.fixture(scope="module")
+def of_arrays(tmp_path_factory):
+    """A run on arrays: its workdir, losses and figures."""
+    workdir = tmp_path_factory.mktemp("run") / "arrays"
+    return workdir, *losses(workdir, train=arrays(TRAIN), test=arrays(TEST))
+
+
+@pytest.mark.parametrize("kind", [Pairs, Rows, Tensors])
+def test_a_data_set_in_any_form_trains_as_its_arrays(kind, tmp_path, of_arrays):
+    _, expected, figures = of_arrays
+    assert losses(tmp_path / "run", train=kind(TRAIN), test=kind(TEST)) == (expected, figures)
+
+
+def test_a_folder_trains_as_its_images_handed_in(tmp_path, of_arrays):
+    for split, source in (("train", TRAIN), ("test", TEST)):
+        for index, (image, label) in enumerate(zip(*arrays(source), strict=True)):
+            folder = tmp_path / "data" / split / str(label)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{index:03d}.png")
+    config = small(**{"data.source": "folder", "data.path": str(tmp_path / "data")})
+    assert losses(str(tmp_path / "run"), config) == of_arrays[1:]
+
+
+def test_a_run_goes_on_with_the_same_data_and_no_other(tmp_path, of_arrays):
+    stopped = RuntimeError("stopped by the test")
+
+    def stop(step, row):
+        if step == 2:
+            raise stopped
+
+    images, labels = arrays(TRAIN)
+    data = dict(train=(images, labels), test=arrays(TEST))
+    with pytest.raises(RuntimeError) as raised:
+        vit_jax.train(small(), tmp_path / "run", on_log=stop, **data)
+    assert raised.value is stopped
+    other = images.copy()
+    other[7] += 1
+    for train, what in (((other, labels), "examples"), ((images, labels[::-1].copy()), "labels")):
+        with pytest.raises(vit_jax.UserError, match=f"a run of other train data .*{what}"):
+            vit_jax.train(small(), tmp_path / "run", **data | {"train": train})
+    rows, figures = losses(tmp_path / "run", **data)
+    assert min(rows) > 1  # It went on.
+    assert figures == of_arrays[2]
+    assert {step: rows[step] for step in rows} == {step: of_arrays[1][step] for step in rows}
+
+
+def test_the_process_stays_as_it_was(tmp_path):
+    import jax
+
+    def state():
+        return (
+            [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+            sys.getswitchinterval(),
+            dict(jax.config.values),
+            threading.active_count() if not before else before[-1],
+        )
+
+    before = ()
+    losses(tmp_path / "first", train=arrays(TRAIN), test=arrays(TEST))
+    before = state()
+    losses(tmp_path / "second", train=arrays(TRAIN), test=arrays(TEST))
+    assert state() == before
+
+
+def test_a_program_may_train_in_a_thread_of_its_own(tmp_path, of_arrays):
+    results = []
+    data = dict(train=arrays(TRAIN), test=arrays(TEST))
+    thread = threading.Thread(target=lambda: results.append(losses(tmp_path / "run", **data)))
+    thread.start()
+    thread.join()
+    assert results == [of_arrays[1:]]
+
+
+def test_slices_cut_test_images_out_of_the_training_data(tmp_path):
+    config = small(**{"data.train_split": "train[:75%]", "data.test_split": "train[75%:]"})
+    assert losses(tmp_path / "run", config, train=arrays(TRAIN))[1]["images"] == COUNT // 4
+
+
+def test_labels_are_optional_where_the_objective_needs_none(tmp_path):
+    config = small(**{"objective.name": "masked_patch"})
+    images = arrays(TRAIN)[0]
+    assert losses(tmp_path / "run", config, train=images, test=images)[1]["images"] == COUNT
+
+
+IMAGES, LABELS = arrays(TRAIN, 4)
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ((IMAGES, LABELS[:3]), "4 images and 3 labels"),
+        (IMAGES, "no label"),
+        ((IMAGES[:0], LABELS[:0]), "are empty"),
+        ((IMAGES.astype(np.float32), LABELS), r"goes beyond \[0, 1\]"),
+        ((IMAGES.astype(np.int32), LABELS), "is of int32"),
+        ((np.moveaxis(IMAGES, -1, 1)[:, :2], LABELS), "must be .images, height, width, channels"),
+        ((IMAGES, LABELS.astype(np.float32)), "not a number or a name"),
+        ((IMAGES, LABELS + 2**40), "outside"),
+        ({"train": Pairs(TRAIN)}, "hand in one"),
+        (iter([]), "no length"),
+        ([{"picture": IMAGES[0], "label": 1}], "have no image"),
+        ([{"image": IMAGES[0], "a": 1, "b": 2}], "which holds the label"),
+        ([(IMAGES[0], "cat"), (IMAGES[0], 3)], "no class 'cat'"),
+    ],
+)
+def test_what_is_no_data_set_is_refused_in_one_line(data, message):
+    with pytest.raises(vit_jax.UserError, match=message) as raised:
+        handed_in(data, "train")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_data_set_that_augments_at_random_is_refused():
+    class Random(Pairs):
+        def __getitem__(self, index):
+            return np.random.default_rng().integers(256, size=(8, 8, 3), dtype=np.uint8), 1
+
+    with pytest.raises(vit_jax.UserError, match="give another image each time"):
+        handed_in(Random(TRAIN), "train")
+
+
+def test_class_names_are_those_of_the_data_set():
+    assert handed_in(Rows(TRAIN), "train").class_names == tuple(Pairs.classes)
+    named = handed_in((IMAGES, np.array(["dog", "cat", "cat", "emu"])), "train")
+    assert named.class_names == ("cat", "dog", "emu")
+    assert named.labels[:, 0].tolist() == [1, 0, 0, 2]
+
+
+def test_predictions_are_those_of_the_command(of_arrays, tmp_path, run):
+    workdir = of_arrays[0]
+    for index in range(5):
+        Image.fromarray(TEST.images[index]).resize((20, 13)).save(tmp_path / f"{index}.png")
+    model = vit_jax.load_model(workdir, say=str)
+    predictions = model.predict(tmp_path)
+    done = run(f"--checkpoint={workdir}", "--json", tmp_path, module="vit_jax.predict")
+    for line, prediction in zip(done.stdout.splitlines(), predictions, strict=True):
+        said = json.loads(line)
+        assert said["path"] == prediction.image
+        assert [one["class"] for one in said["predictions"]] == list(prediction.classes)
+        np.testing.assert_allclose(
+            [one["probability"] for one in said["predictions"]], prediction.probabilities, atol=1e-6
+        )
+
+
+def test_images_may_be_handed_in_any_way(of_arrays, tmp_path):
+    model = vit_jax.load_model(of_arrays[0], say=str)
+    paths = [tmp_path / f"{index}.png" for index in range(3)]
+    for path, image in zip(paths, TEST.images, strict=False):
+        Image.fromarray(image).save(path)
+    expected = [prediction.probabilities for prediction in model.predict(TEST.images[:3])]
+    for images in (tmp_path, paths, [Image.open(path) for path in paths], list(TEST.images[:3])):
+        assert [prediction.probabilities for prediction in model.predict(images)] == expected
+    (alone,) = model.predict(TEST.images[0], top=20)
+    assert len(alone.classes) == 10
+    np.testing.assert_allclose(sum(alone.probabilities), 1, rtol=1e-5)
+
+
+def test_a_saved_model_predicts_the_same(of_arrays, tmp_path):
+    model = vit_jax.load_model(of_arrays[0], say=str)
+    images = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3), dtype=np.uint8)
+    for path in (tmp_path / "folder", tmp_path / "model.npz"):
+        assert vit_jax.save_model(model, path) == path
+        saved = vit_jax.load_model(path, say=str)
+        np.testing.assert_array_equal(saved(images), model(images))
+    assert vit_jax.load_model(tmp_path / "folder", say=str).about.class_names == tuple(Pairs.classes)
+    with pytest.raises(vit_jax.UserError, match="exists"):
+        vit_jax.save_model(model, tmp_path / "folder")
+
+
+def test_a_model_prints_as_a_card(of_arrays):
+    model = vit_jax.load_model(of_arrays[0], say=str)
+    lines = str(model).splitlines()
+    assert len(lines) <= 12 and repr(model) == str(model)
+    assert str(of_arrays[0]) in str(model)
+    assert len(model.tree().splitlines()) > 5 * len(lines)
+
+
+def test_a_fresh_model_predicts_nothing():
+    with pytest.raises(vit_jax.UserError, match="load_model"):
+        vit_jax.create_model("ViT-mu/16", num_classes=2, image_size=16).predict(IMAGES)
+
+
+def test_dir_shows_the_public_names():
+    assert {*vit_jax.__all__} <= {*dir(vit_jax)}
+    assert all(getattr(vit_jax, name) is not None for name in vit_jax.__all__)
