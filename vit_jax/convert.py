@@ -13,10 +13,11 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import LIBRARIES, Checkpoint, fit, save
+from vit_jax.interop.checkpoint import LIBRARIES, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
 from vit_jax.runs.workdir import open_any
+from vit_jax.save import check_destination, library_of
 
 flags.DEFINE_enum("to", None, sorted(LIBRARIES), "format to write")
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
@@ -46,9 +47,8 @@ def main(arguments: list[str]) -> None:
     checkpoint = open_any(source, changes.get("image_size"))
     print(checkpoint.describe())
     values, sources, done = fit(checkpoint, changes)
-    library = flags.FLAGS.to or _library(destination, checkpoint, values)
-    if destination.suffix != LIBRARIES[library].suffix:
-        raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")
+    library = flags.FLAGS.to or library_of(destination, checkpoint.model, values)
+    check_destination(destination, library)
     same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
     written = save(
         destination,
@@ -66,13 +66,6 @@ def main(arguments: list[str]) -> None:
     for line in lost(checkpoint.preprocessing, values["image_size"], library):
         print(f"note: not written: {line}")
     print(f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit")
-
-
-def _library(destination: Path, checkpoint: Checkpoint, values: dict) -> str:
-    """The format that a destination means."""
-    if destination.suffix == ".npz":
-        return "google"
-    return "transformers" if LIBRARIES["transformers"].has(checkpoint.model, values) else "timm"
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:

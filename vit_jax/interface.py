@@ -49,7 +49,9 @@ def train(
     if train is not None or test is not None:
         data = {name: given for name, given in (("train", train), ("test", test)) if given is not None}
         config.unlock()
-        config.data.update_from_flattened_dict(dict(source="handed_in", path="", parts=None, weights=None))
+        config.update_from_flattened_dict(
+            {"data.source": "handed_in", "data.path": "", "data.parts": None, "data.weights": None}
+        )
         config.lock()
     check(config)
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import LIBRARIES, complete, fit, params_of, save
-from vit_jax.models import ViT
 from vit_jax.models.image_model import ImageModel
 from vit_jax.runs.workdir import absolute, open_any
 
@@ -65,13 +64,12 @@ def library_of(destination: Path, model: type[ImageModel], values: dict[str, Any
     """The format that a destination means."""
     if destination.suffix == ".npz":
         return "google"
-    hybrid = model is ViT and values["resnet_blocks"] is not None
-    return "timm" if hybrid else "transformers"
+    return "transformers" if LIBRARIES["transformers"].has(model, values) else "timm"
 
 
 def check_destination(destination: Path, library: str) -> None:
     """Raises UserError unless there is such a library, and the destination has its ending."""
     if library not in LIBRARIES:
         raise UserError(f"there is no library {library!r}; there are: {', '.join(LIBRARIES)}")
-    if destination.suffix != (".npz" if library == "google" else ""):
+    if destination.suffix != LIBRARIES[library].suffix:
         raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")

@@ -54,7 +54,7 @@ class Extractor:
         workers: int | None = None,
         threads: int | None = None,
         max_unreadable: int = 100,
-        compute: Callable[[nnx.Module, jax.Array], jax.Array] | None = None,
+        compute: Callable[[nnx.Module, jax.Array], Any] | None = None,
         say: Callable[[str], None] = print,
     ):
         self.mesh = mesh

@@ -349,7 +349,7 @@ def _resized(read, path: str, before: TokenModel, after: TokenModel) -> np.ndarr
     return resize_positions(table, before.grid, after.grid, after.prefix)
 
 
-def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> nnx.Module:
+def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
     """The model with its parameters on the first device, read by as many threads as there are cores."""
     graphdef, shapes = skeleton(model, values)
     device = jax.local_devices()[0]

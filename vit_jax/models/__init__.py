@@ -67,7 +67,7 @@ def logical_axes(path: str, rank: int) -> Axes | None:
 
 def model_factory(
     name: str, *, num_classes: int, image_size: int | tuple[int, int], **overrides
-) -> Callable[..., nnx.Module]:
+) -> Callable[..., ImageModel]:
     """Returns what builds the named model when it is called with `rngs=nnx.Rngs(...)`.
 
     Args:

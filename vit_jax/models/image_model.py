@@ -71,7 +71,8 @@ class ImageModel(nnx.Module):
         for name, value in dict(mean=mean, deviation=deviation).items():
             if isinstance(value, list | tuple) and len(value) not in (1, channels):
                 raise UserError(f"{name} is {value!r} and must be one number, or {channels} (model.{name})")
-        self.image_size, self.channels, self.any_size = tuple(image_size), channels, any_size
+        height, width = image_size
+        self.image_size, self.channels, self.any_size = (height, width), channels, any_size
         self.mean, self.deviation = plain_statistic(mean), plain_statistic(deviation)
 
     def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.extend import core
 
-from vit_jax.models.image_model import TokenModel
+from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.layers import placing
 
 
@@ -47,7 +47,7 @@ class _OneKey:
     dropout = __call__ = params
 
 
-def abstract(build: Callable[..., nnx.Module]) -> nnx.Module:
+def abstract(build: Callable[..., ImageModel]) -> ImageModel:
     """The model that `build(rngs=...)` makes, with shapes in place of arrays."""
     return nnx.eval_shape(lambda: build(rngs=_OneKey()))
 

@@ -25,6 +25,9 @@ class Source:
     max_labels: int = 1
     weights: tuple[float, ...] | None = None  # Shares of the parts of a mixture.
 
+    def __len__(self) -> int:
+        raise NotImplementedError
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Examples of each part; their sum is the length."""

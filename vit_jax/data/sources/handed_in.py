@@ -59,7 +59,7 @@ class HandedIn(Source):
     def fair_order(self):
         if self.labels is None:
             return range(len(self))
-        return stratified(self.labels[:, 0], [str(index) for index in range(len(self))])
+        return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _checked(self, index: int, label: Any) -> tuple[int, ...]:
         if not self.class_names:
@@ -145,8 +145,8 @@ def as_image(value: Any) -> bytes | np.ndarray:
         if value.mode in ("RGB", "L") and not value.has_transparency_data:
             return np.asarray(value.convert("RGB"))
         return _as_png(value)
-    if hasattr(value, "detach"):  # A torch tensor.
-        value = value.detach().cpu().numpy()
+    if detach := getattr(value, "detach", None):  # A torch tensor.
+        value = detach().cpu().numpy()
         if value.ndim == 3 and value.shape[0] in (GREY, RGB, RGBA):
             value = np.moveaxis(value, 0, -1)
     if not isinstance(value, np.ndarray):
@@ -231,7 +231,7 @@ def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | No
     plain = (getattr(data, "format", None) or {}).get("type") is None
     if image_key in images and plain and hasattr(data, "cast_column"):
         # Encoded images: they are decoded in part where that suffices, as files are.
-        data = data.cast_column(image_key, type(features[image_key])(decode=False))
+        data = data.cast_column(image_key, type(data.features[image_key])(decode=False))
     if label_key is None or label_key in keys:
         return data, image_key, label_key
     if label_key != "label":
@@ -261,8 +261,8 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
     if isinstance(split, _Keys):
         feature = (getattr(data, "features", None) or {}).get(split.label)
         for said in (feature, getattr(feature, "feature", None)):  # The latter of several labels.
-            if getattr(said, "names", None):
-                return tuple(said.names)
+            if names := getattr(said, "names", None):
+                return tuple(names)
     while data is not None:
         for said in (getattr(data, "class_names", None), getattr(data, "classes", None)):
             if said is not None and not callable(said) and len(said):
@@ -321,8 +321,8 @@ def _check_steady(source: HandedIn, name: str) -> None:
             )
 
 
-def _as_pixels(array: np.ndarray) -> np.ndarray:
-    """uint8 `[height, width, 3]`."""
+def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
+    """uint8 `[height, width, 3]`, or encoded where it is transparent."""
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[-1] not in (GREY, RGB, RGBA) or 0 in array.shape:
