@@ -33,7 +33,7 @@ class Prediction(NamedTuple):
 
 
 class AboutLoaded(About):
-    """What is known of a model that came from a checkpoint, and its predictions by that."""
+    """A record of where a loaded model came from, by which it predicts."""
 
     def __init__(self, checkpoint: Checkpoint, arguments: dict[str, Any]):
         super().__init__(model_name(checkpoint.model, arguments), arguments)

@@ -17,7 +17,7 @@ from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
 
 
 class About:
-    """What is known of a model besides its modules: its name and where it came from.
+    """A record of a model's name and of where it came from.
 
     Attributes:
       name: of the model, such as `ViT-B/16`.
@@ -232,7 +232,7 @@ class TokenModel(ImageModel):
 
 
 def card_of(model: ImageModel) -> str:
-    """About ten lines: the model's name, sizes, parameters by part, and where it came from."""
+    """Ten lines or so: the model's name, sizes, parameters by part, and where it came from."""
     about = model.about or About(type(model).__name__, {})
     height, width = model.image_size
     sizes: dict[str, int] = {}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Caller(NamedTuple):
-    """What the program that calls for a run hands in, in place of what the config names.
+    """Things that a calling program hands in, in place of what the config names.
 
     Attributes:
       data: data sets by split, `train` and `test`, as of `handed_in`; None: the config's.

@@ -97,7 +97,7 @@ def _no_skips() -> dict[str, np.int32]:
 def make_gradients(
     graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh
 ) -> Callable[..., tuple]:
-    """Makes `(weights, memory, update, batch, key) -> (((loss, metrics), gradient), seen)`, all but `seen` means.
+    """Makes `(weights, memory, update, batch, key) -> ((means, gradient), seen)`, means of a batch.
 
     With `config.micro_batches` above 1 the batch is cut up, and each part drops out by its own key. `seen` is
     what the objective saw of each image, in the batch's order.

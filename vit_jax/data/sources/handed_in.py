@@ -194,7 +194,7 @@ def _pair(item):
 
 
 def _is_column(value: Any) -> bool:
-    """Whether it is an array or a list, and not an image or one item of a data set."""
+    """True for an array or a list that is neither an image nor one item of a data set."""
     return isinstance(value, list) or (hasattr(value, "shape") and hasattr(value, "__len__"))
 
 
