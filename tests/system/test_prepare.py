@@ -191,6 +191,8 @@ def test_folder_without_permission_is_named(source, run, tmp_path):
     for folder in tmp_path.parents:
         folder.chmod(folder.stat().st_mode | 0o055)
     tmp_path.chmod(0o777)
+    for folder in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
+        folder.chmod(0o755)
     (copy / "train" / "b").chmod(0)
     arguments = [sys.executable, "-c", code, copy, f"--out={tmp_path / 'out'}", "--workers=1"]
     result = subprocess.run(arguments, cwd=ROOT, env=run.environment, capture_output=True, text=True)
