@@ -113,9 +113,9 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
         dict(train_split="train", test_split="test", dev_split=config.data.dev_split and "dev")
     )
     config.data.num_classes = 10
-    config.objective.update(dict(decoder_dim=32, decoder_depth=1, decoder_heads=2))
-    config.objective.update(dict(head_hidden=32, prototypes=64))
     config.optimizer.warmup_steps = 1
+    smaller = {key: option.smoke for key, option in VALUES.items() if option.smoke is not None}
+    config.update_from_flattened_dict(smaller)
     return config
 
 

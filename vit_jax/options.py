@@ -128,6 +128,7 @@ class Option(NamedTuple):
       optional: None is allowed although the default is another.
       fits: takes the value and the whole config; says what the value must be beside the others, or nothing
         where it is so.
+      smoke: in a config's two-step version; None: as in the config.
     """
 
     default: Any
@@ -136,6 +137,7 @@ class Option(NamedTuple):
     operational: bool = False
     optional: bool = False
     fits: Callable[[Any, Any], str] | None = None
+    smoke: Any = None
 
 
 def unless(holds: bool, words: str) -> str:

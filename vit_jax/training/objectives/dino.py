@@ -32,8 +32,10 @@ STUDENT_TEMPERATURE = 0.1
 CENTRE_SHARE = 0.1  # Of the newest batch in the centre.
 
 OPTIONS = {
-    "objective.head_hidden": Option(2048, whole(1, 2**20), "Width of the MLP of dino's head."),
-    "objective.prototypes": Option(65_536, whole(2, 2**22), "Directions that dino's head tells apart."),
+    "objective.head_hidden": Option(2048, whole(1, 2**20), "Width of the MLP of dino's head.", smoke=32),
+    "objective.prototypes": Option(
+        65_536, whole(2, 2**22), "Directions that dino's head tells apart.", smoke=64
+    ),
     "objective.teacher_momentum": Option(0.996, RATE, "Momentum of dino's teacher at first; it rises to 1."),
     "objective.teacher_temperature": Option(0.04, number(1e-3, 100.0), "Temperature of dino's teacher."),
 }
