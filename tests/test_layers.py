@@ -38,7 +38,7 @@ ALLOWED = {
     "preparation": {"data", "parallel", "models", "runs"},
     "load": {"interop", "models", "data", "parallel", "evaluation", "runs"},
     "save": {"interop", "models", "runs"},
-    "interface": {"command", "config", "runs"},
+    "interface": {"command", "config", "models", "runs", "training"},
     "inspection": {"models"},
     "config_page": {"config", "options"},
     "command": {"config", "config_page"},

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from vit_jax.command import read_config
-from vit_jax.config import check
+from vit_jax.config import VALUES, check
 from vit_jax.errors import UserError, mistake
+
+if TYPE_CHECKING:
+    from vit_jax.models.image_model import ImageModel
+    from vit_jax.training.objectives.objective import Objective
 
 
 def train(
@@ -17,6 +21,8 @@ def train(
     *,
     train: Any = None,
     test: Any = None,
+    model: "ImageModel | None" = None,
+    objective: "type[Objective] | None" = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
     """Trains a model, and keeps all of the run in `workdir`; called again, it goes on from there.
@@ -33,6 +39,10 @@ def train(
         each time: the config says how it is cropped and augmented.
       test: the data set to evaluate on. Without it the config's splits cut it out of `train`, such as
         `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
+      model: of `load_model` or `create_model`, in place of the config's model and `finetune.checkpoint`. It
+        starts the run as it is, its head too, and is not changed itself; `config.data.image_size` holds, and
+        `config.model` says only how to compute (`dtype`, `remat`, `scan`).
+      objective: a class in place of the one that `config.objective.name` names, which becomes its name.
       on_log: is called with the step and its figures by name, as they are written to `metrics.jsonl`.
 
     Returns:
@@ -40,30 +50,40 @@ def train(
       the run was stopped before its end.
 
     Raises:
-      UserError: the config, the data and the workdir do not fit each other; the loss is no longer finite; the
-        disk or the memory is full. Its message is one line.
+      UserError: the config, what is handed in and the workdir do not fit each other; the loss is no longer
+        finite; the disk or the memory is full. Its message is one line.
     """
     config = config if isinstance(config, ConfigDict) else read_config(str(config))
     config = config.copy_and_resolve_references()
-    data = None
+    data, changes = None, {}
     if train is not None or test is not None:
         data = {name: given for name, given in (("train", train), ("test", test)) if given is not None}
-        config.unlock()
-        config.update_from_flattened_dict(
-            {"data.source": "handed_in", "data.path": "", "data.parts": None, "data.weights": None}
-        )
-        config.lock()
+        changes |= {"data.source": "handed_in", "data.path": "", "data.parts": None, "data.weights": None}
+    if model is not None:
+        changes |= {key: None for key in VALUES if _describes_model(key)}
+        changes |= {"model.name": "", "finetune.checkpoint": "handed_in", "finetune.head": "kept"}
+    with config.unlocked():
+        config.update_from_flattened_dict(changes)
     check(config)
 
     from vit_jax.runs.caller import Caller
     from vit_jax.runs.loop import train as run
     from vit_jax.runs.workdir import absolute
+    from vit_jax.training.objectives import handing_in
 
     try:
-        return run(config, absolute(workdir), caller=Caller(data, on_log))
+        with handing_in(objective):
+            if objective is not None:  # After the check, which knows the names of the table alone.
+                config.objective.name = objective.__name__
+            return run(config, absolute(workdir), caller=Caller(data, model, on_log))
     except UserError:
         raise
     except Exception as error:
         if message := mistake(error):
             raise UserError(message) from error
         raise
+
+
+def _describes_model(key: str) -> bool:
+    """True for a key of `config.model` that says what the model is, and not how it is computed."""
+    return key.startswith("model.") and VALUES[key].default is None and not VALUES[key].operational

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,6 +14,7 @@ import vit_jax
 from vit_jax.command import read_config
 from vit_jax.data.sources import handed_in
 from vit_jax.data.sources.digits import digits
+from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 
 TRAIN, TEST = digits("train"), digits("test")
 COUNT = 48  # Images of each split.
@@ -132,9 +134,126 @@ def test_a_run_goes_on_with_the_same_data_and_no_other(tmp_path, of_arrays):
     assert {step: rows[step] for step in rows} == {step: of_arrays[1][step] for step in rows}
 
 
-def test_the_process_stays_as_it_was(tmp_path):
-    import jax
+class Stopped(Exception):
+    """Stands for whatever may end a run."""
 
+
+def stopped_and_continued(workdir, **handed_in):
+    """A run that is stopped after its second step, and goes on: the losses and figures from there."""
+
+    def stop(step, row):
+        if step == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        vit_jax.train(small(), workdir, on_log=stop, **handed_in)
+    return losses(workdir, **handed_in)
+
+
+def assert_continues(undisturbed, continued):
+    rows, figures = continued
+    assert 1 not in rows  # It went on.
+    assert ({step: undisturbed[0][step] for step in rows}, undisturbed[1]) == (rows, figures)
+
+
+DATA = dict(train=arrays(TRAIN), test=arrays(TEST))
+
+
+def model_of(num_classes=10, **values):
+    sizes = dict(dim=24, depth=1, hidden=16, heads=2, pooling="gap") | values
+    return vit_jax.create_model("ViT-Ti/8", num_classes=num_classes, image_size=16, **sizes)
+
+
+def test_a_run_starts_from_a_model_that_is_handed_in(tmp_path, of_arrays):
+    model = vit_jax.load_model(of_arrays[0], say=str)
+    logits = np.array(model(TEST.images[:4].repeat(2, 1).repeat(2, 2)))
+    config = small(**{"optimizer.learning_rate": 1e-30})
+    config.data.flip = False
+    figures = vit_jax.train(config, tmp_path / "run", model=model, **DATA)
+    assert figures == of_arrays[2]  # It was trained no further.
+    vit_jax.train(small(), tmp_path / "trained", model=model, **DATA)
+    np.testing.assert_array_equal(model(TEST.images[:4].repeat(2, 1).repeat(2, 2)), logits)  # Left as it was.
+
+
+def test_a_run_of_a_model_that_is_handed_in_goes_on_with_it_and_no_other(tmp_path):
+    undisturbed = losses(tmp_path / "whole", model=model_of(), **DATA)
+    continued = stopped_and_continued(tmp_path / "run", model=model_of(), **DATA)
+    assert_continues(undisturbed, continued)
+    assert vit_jax.load_model(tmp_path / "run", say=str).about.arguments["pooling"] == "gap"
+    for model, what in ((model_of(head_bias=-1.0), "parameters"), (model_of(heads=1), "heads")):
+        with pytest.raises(vit_jax.UserError, match=f"a run of other model .*{what}"):
+            vit_jax.train(small(), tmp_path / "run", model=model, **DATA)
+    with pytest.raises(vit_jax.UserError, match="the model of this run was handed in"):
+        config = small(**{"finetune.checkpoint": "handed_in", "model.name": ""})
+        vit_jax.train(config, tmp_path / "run", **DATA)
+
+
+def test_a_model_of_other_classes_is_refused(tmp_path):
+    with pytest.raises(vit_jax.UserError, match="has 7 classes, and the run 10") as raised:
+        vit_jax.train(small(), tmp_path / "run", model=model_of(7), **DATA)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(vit_jax.UserError, match="must be of vit_jax.load_model"):
+        vit_jax.train(small(), tmp_path / "run", model="ViT-B/16", **DATA)
+
+
+class Brier(Objective):
+    """The squared error of the probabilities, and a memory of the parameters that is judged."""
+
+    labels = True
+    metrics = {"squared": "number"}
+
+    @classmethod
+    def make(cls, config, model, steps, rngs):
+        return cls()
+
+    @staticmethod
+    def judged(config):
+        return "slow"
+
+    def first_memory(self, params):
+        return {"slow": params}
+
+    def remember(self, memory, params, seen, update):
+        return {"slow": jax.tree.map(lambda old, new: (old + new) / 2, memory["slow"], params)}
+
+    def __call__(self, model, batch, now=EVALUATION):
+        chances = jax.nn.softmax(model(batch["image"], now.rngs))
+        wanted = jax.nn.one_hot(batch["labels"][:, 0], chances.shape[-1])
+        error = jax.numpy.square(chances - wanted).sum(-1)
+        return Loss(error, {"squared": error})
+
+
+def test_an_objective_that_is_handed_in_trains_and_goes_on(tmp_path):
+    rows, figures = undisturbed = losses(tmp_path / "whole", objective=Brier, **DATA)
+    assert rows[1][0] == pytest.approx(0.9, abs=1e-4)  # Ten classes, alike at first.
+    assert figures["squared"] == figures["loss"]
+    assert_continues(undisturbed, stopped_and_continued(tmp_path / "run", objective=Brier, **DATA))
+    model = vit_jax.load_model(tmp_path / "run", say=str)
+    chances = np.array(jax.nn.softmax(model(np.stack([image_of(x) for x in arrays(TEST)[0]]))))
+    errors = np.square(chances - np.eye(10)[arrays(TEST)[1]]).sum(-1)
+    assert errors.mean() == pytest.approx(figures["loss"], abs=1e-5)  # It has the parameters of the memory.
+
+
+def image_of(pixels):
+    return np.asarray(Image.fromarray(pixels).resize((16, 16), Image.BILINEAR))
+
+
+def test_an_objective_is_known_to_the_call_alone_that_it_was_handed_to(tmp_path):
+    vit_jax.train(small(), tmp_path / "run", objective=Brier, **DATA)
+    config = small(**{"objective.name": "Brier"})
+    with pytest.raises(vit_jax.UserError, match="objective.name is 'Brier' and must be"):
+        vit_jax.train(config, tmp_path / "run", **DATA)
+    with pytest.raises(vit_jax.UserError, match="another config .*objective.name: Brier -> classification"):
+        vit_jax.train(small(), tmp_path / "run", **DATA)
+
+
+@pytest.mark.parametrize("objective", ["Brier", type("dino", (Objective,), {}), dict])
+def test_what_is_no_new_objective_is_refused(tmp_path, objective):
+    with pytest.raises(vit_jax.UserError, match="objective"):
+        vit_jax.train(small(), tmp_path / "run", objective=objective, **DATA)
+
+
+def test_the_process_stays_as_it_was(tmp_path):
     def state():
         return (
             [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],

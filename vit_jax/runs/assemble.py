@@ -1,8 +1,8 @@
 """The typed parts of a run, made from its config: one function for the loop and the benchmarks."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -19,6 +19,7 @@ from vit_jax.evaluation.in_training import TrainingSuites
 from vit_jax.options import Option, number, unless, whole
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
+from vit_jax.runs.caller import Caller
 from vit_jax.runs.device_feed import Feed
 from vit_jax.runs.evaluator import test_crop
 from vit_jax.runs.splits import SPOKEN, Splits, open_splits
@@ -55,6 +56,7 @@ class Parts(NamedTuple):
       steps: length of the run.
       origin: the model, and where its first parameters come from.
       program: the training step, with the objective, the optimizer and the schedule.
+      caller: what a program handed in.
     """
 
     config: ConfigDict
@@ -65,6 +67,7 @@ class Parts(NamedTuple):
     steps: int
     origin: Origin
     program: Program
+    caller: Caller
 
     def feed(self, first_step: int, say: Callable[[str], None]) -> Feed:
         """Training batches from step `first_step` on; `say` is told of images that cannot be read."""
@@ -72,7 +75,7 @@ class Parts(NamedTuple):
 
     def program_of(self, config: ConfigDict) -> Program:
         """The program that another config would have for the same data."""
-        origin = find_origin(config, self.num_classes)
+        origin = find_origin(config, self.num_classes, self.caller.model)
         return _program(config, make_mesh(config.mesh), origin, self.num_classes, self.steps)
 
 
@@ -80,37 +83,37 @@ def assemble(
     config: ConfigDict,
     peers: Peers | None = None,
     begins: Callable[[str], None] = lambda phase: None,
-    data: Mapping[str, Any] | None = None,
+    caller: Caller | None = None,
 ) -> Parts:
     """Turns a checked config into the parts of its run.
 
     Args:
       peers: the run's processes, which must read the same data; None: this one alone.
       begins: is told of each phase that may take long.
-      data: what a program hands in, by split, in place of the data set that the config names.
+      caller: what a program hands in, in place of what the config names.
 
     Raises:
       UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
     """
-    peers = peers or Peers()
+    peers, caller = peers or Peers(), caller or Caller()
     begins("finding the devices")
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
     begins("looking through the data sets")
-    splits = open_splits(config, data)
+    splits = open_splits(config, caller.data)
     if peers.count > 1:
         for name, source in splits.named.items():
             peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))
     num_classes = class_count(config, splits.train)
     steps = step_count(config, len(splits.train))
     begins("opening the checkpoint to start from")
-    origin = find_origin(config, num_classes)
+    origin = find_origin(config, num_classes, caller.model)
     seen = with_images_of(config, origin)
     begins("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers)
     begins("making the program")
     program = _program(config, mesh, origin, num_classes, steps)
-    return Parts(seen, mesh, splits, suites, num_classes, steps, origin, program)
+    return Parts(seen, mesh, splits, suites, num_classes, steps, origin, program, caller)
 
 
 def _program(config: ConfigDict, mesh: Mesh, origin: Origin, num_classes: int, steps: int) -> Program:

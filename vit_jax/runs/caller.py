@@ -3,14 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from vit_jax.models.image_model import ImageModel
+
 
 class Caller(NamedTuple):
     """Things that a calling program hands in, in place of what the config names.
 
     Attributes:
       data: data sets by split, `train` and `test`, as of `handed_in`; None: the config's.
+      model: starts the run with its parameters; None: the config's model or checkpoint does.
       on_log: is called with the step and its figures, the rows of `metrics.jsonl`, as they are written.
     """
 
     data: Mapping[str, Any] | None = None
+    model: ImageModel | None = None
     on_log: Callable[[int, dict[str, float]], None] | None = None

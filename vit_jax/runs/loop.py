@@ -32,10 +32,11 @@ from vit_jax.runs.profiler_trace import Trace, named_steps
 from vit_jax.runs.run_summary import describe
 from vit_jax.runs.splits import notes
 from vit_jax.runs.training_log import TrainLog
+from vit_jax.runs.warm_start import fingerprint_of
 from vit_jax.runs.watchdog import Watchdog
 from vit_jax.runs.workdir import CHECKPOINTS, METRICS, check_shared, claim, make_manifest, settled_config
 from vit_jax.runs.workdir_lock import Lock
-from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives import is_handed_in, objective_of
 
 
 def train(
@@ -63,14 +64,13 @@ def train(
         many images are unreadable.
     """
     peers, started = peers or Peers(), started or time.time()
-    data = caller and caller.data
     with Watchdog(config.hang_seconds, ends=caller is None) as watchdog, contextlib.ExitStack() as held:
         if caller is None:
             share_interpreter()
             keep_freed_memory()
         config, kept = settled_config(workdir, config)
-        parts = assemble(config, peers, watchdog.begins, data)
-        lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held, data is not None)
+        parts = assemble(config, peers, watchdog.begins, caller)
+        lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held)
         run = Run(parts, workdir, peers, started, watchdog, console, lock, held, caller and caller.on_log)
         figures = run.turns()
         if figures is None:
@@ -87,14 +87,12 @@ def _take_workdir(
     peers: Peers,
     watchdog: Watchdog,
     held: contextlib.ExitStack,
-    handed_in: bool,
 ) -> tuple[Lock | None, Console]:
     """The lock of the workdir, which one process holds for all, and the console, which has described the run.
 
     Args:
       config: as it is written into the workdir.
       kept: what the run keeps of an earlier format's meaning.
-      handed_in: a program handed in the data, which the config does not name: the manifest identifies them.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
     leader = jax.process_index() == 0
@@ -104,8 +102,7 @@ def _take_workdir(
     images = {name: len(source) for name, source in splits.named.items()}
     names = splits.train.class_names if objective_of(config).labels else ()
     manifest = make_manifest(parts.steps, names, images, origin.model, origin.arguments, origin.interpolation)
-    if handed_in:
-        manifest["data"] = {name: fingerprint(source, 256) for name, source in splits.named.items()}
+    manifest |= _identified(config, parts)
     watchdog.begins(f"taking the workdir {workdir}")
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
@@ -123,6 +120,21 @@ def _take_workdir(
             f"note: a batch of {config.batch_size} shows images of {len(splits.train)} more than once"
         )
     return lock, console
+
+
+def _identified(config: ConfigDict, parts: Parts) -> dict:
+    """Values of the manifest for what a program handed in, since the config does not name it."""
+    values = {}
+    if parts.caller.data is not None:
+        named = parts.splits.named
+        values["data"] = {name: fingerprint(source, 256) for name, source in named.items()}
+    if parts.caller.model is not None:
+        values["parameters"] = fingerprint_of(parts.caller.model)
+    if is_handed_in(config):
+        kind = objective_of(config)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        values["objective"] = {"class": name, "judged": kind.judged(config)}
+    return values
 
 
 class Run:

@@ -1,5 +1,6 @@
 """The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
 
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,8 +10,9 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name
+from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name, params_of
 from vit_jax.models import model_factory
+from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, one_of, text
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.program import model_arguments
@@ -23,6 +25,9 @@ OPTIONS = {
         "new", one_of("new", "kept"), "Zeros, or the checkpoint's head where the classes are the same."
     ),
 }
+
+
+HANDED_IN = "handed_in"  # The `finetune.checkpoint` of a run whose model a program handed in.
 
 
 class Origin(NamedTuple):
@@ -62,8 +67,8 @@ def has_resnet(config: ConfigDict) -> bool:
     return open_any(config.finetune.checkpoint).arguments.get("resnet_blocks") is not None
 
 
-def find_origin(config: ConfigDict, num_classes: int) -> Origin:
-    """The model that a config means, for data of so many classes.
+def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None = None) -> Origin:
+    """The model that a config means, for data of so many classes; or that a program hands in.
 
     A checkpoint says itself what its model is, and how images are resized. A new head is zeros, without the
     hidden layer of pre-training; position embeddings are resized to the images (paper, section 3.2).
@@ -72,6 +77,8 @@ def find_origin(config: ConfigDict, num_classes: int) -> Origin:
       UserError: there is no such checkpoint, it is damaged, or is not of the model that the config names.
     """
     values = config.finetune
+    if values.checkpoint == HANDED_IN:
+        return _handed_in_origin(config, num_classes, model)
     wanted = model_arguments(config) | {"num_classes": num_classes}
     named = None
     if config.model.name:
@@ -97,6 +104,52 @@ def find_origin(config: ConfigDict, num_classes: int) -> Origin:
     arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new")
     found = [checkpoint.describe(), *done.describe()]
     return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
+
+
+def _handed_in_origin(config: ConfigDict, num_classes: int, model: ImageModel | None) -> Origin:
+    """The start from a model that a program hands in: its head is kept, and how it is regularised."""
+    if model is None:
+        raise UserError(
+            f"the model of this run was handed in by a program (finetune.checkpoint is {HANDED_IN!r}): go on "
+            "from there, with vit_jax.train and the same model"
+        )
+    checkpoint = _checkpoint_of(model)
+    if (classes := checkpoint.arguments["num_classes"]) != num_classes:
+        raise UserError(
+            f"the model that is handed in has {classes:,} classes, and the run {num_classes:,}; hand in "
+            f"load_model(..., num_classes={num_classes}) or create_model(..., num_classes={num_classes})"
+        )
+    wanted = {name: value for name, value in model_arguments(config).items() if name != "name"}
+    arguments, sources, done = fit(checkpoint, wanted)
+    found = [checkpoint.describe(), *done.describe()]
+    return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
+
+
+def _checkpoint_of(model: ImageModel) -> Checkpoint:
+    """A model in the memory as a checkpoint, with its parameters as they are now."""
+    if not isinstance(model, ImageModel) or model.about is None:
+        raise UserError(
+            f"model is a {type(model).__name__}, and must be of vit_jax.load_model or create_model"
+        )
+    params = params_of(model)
+    return Checkpoint(
+        "handed in",
+        "the calling program",
+        type(model),
+        complete(type(model), model.about.arguments),
+        {path: tuple(x.shape) for path, x in params.items()},
+        lambda path: np.array(params[path]),  # A copy: the first step gives away the memory of its own.
+        preprocessing=model.about.preprocessing,
+        class_names=model.about.class_names,
+    )
+
+
+def fingerprint_of(model: ImageModel) -> str:
+    """A checksum of a model's parameters, for the same model and no other."""
+    total = 0
+    for path, x in sorted(params_of(model).items()):
+        total = zlib.crc32(np.ascontiguousarray(x), zlib.crc32(path.encode(), total))
+    return f"{total:08x}"
 
 
 def _interpolation(config: ConfigDict, checkpoint: Checkpoint) -> str:

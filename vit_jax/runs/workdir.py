@@ -75,7 +75,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> bool:
     """True where `workdir` is a run of this config; False where there is none yet.
 
     Raises:
-      UserError: it is of another config or of other data that were handed in, or holds other files.
+      UserError: it is of another config or of something else that was handed in, or holds other files.
     """
     if saved := saved_run(workdir):
         if differing := configs.differences(configs.to_json(saved.config), config):
@@ -83,7 +83,8 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> bool:
                 f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
                 "give another --workdir, or the config it was started with"
             )
-        _check_same_data(workdir, saved.manifest.get("data", {}), manifest.get("data", {}))
+        as_saved = json.loads(json.dumps(manifest))
+        _check_same(workdir, _handed_in(saved.manifest), _handed_in(as_saved))
         return True
     # What an earlier start left that was killed while it made the workdir.
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)
@@ -92,13 +93,22 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> bool:
     return False
 
 
-def _check_same_data(workdir: Path, saved: dict, given: dict) -> None:
-    """Raises UserError where a program hands in other data than those that the run began with."""
+def _handed_in(manifest: dict) -> dict[str, dict]:
+    """The values that identify each thing a program handed in, by its name in words."""
+    given = {f"{name} data": known for name, known in manifest.get("data", {}).items()}
+    if "parameters" in manifest:
+        model = {key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL}
+        given["model"] = {"parameters": manifest["parameters"]} | model
+    return given
+
+
+def _check_same(workdir: Path, saved: dict, given: dict) -> None:
+    """Raises UserError where a program hands in something else than the run began with."""
     for name, known in saved.items():
         if differing := [key for key, value in known.items() if given.get(name, {}).get(key) != value]:
             raise UserError(
-                f"{workdir} belongs to a run of other {name} data (other {', '.join(differing)}); hand in "
-                "those it was started with, or give another workdir"
+                f"{workdir} belongs to a run of other {name} (other {', '.join(differing)}); hand in "
+                "what it was started with, or give another workdir"
             )
 
 
@@ -223,7 +233,8 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         for path, shape in shapes.items()
     }
     params = nnx.traversals.unflatten_mapping(like)
-    if memory := objective_of(config).judged(config):
+    known = manifest.get("objective")  # Where a program handed it in, it is not of the table.
+    if memory := known["judged"] if known else objective_of(config).judged(config):
         params = load_items(workdir / CHECKPOINTS, {memory: params}, which)[memory]
     else:
         extra = jax.eval_shape(functools.partial(init_extra, config), params)

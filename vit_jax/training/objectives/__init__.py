@@ -3,9 +3,14 @@
 All objectives go through the one step of `training/step.py`.
 """
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax.errors import UserError
 from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
@@ -20,6 +25,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "dino": DINO,
 }
 
+# The one that a program hands in, seen by its call of `vit_jax.train` and by no other thread's.
+_HANDED_IN: ContextVar[type[Objective] | None] = ContextVar("the objective that was handed in", default=None)
+
 OPTIONS = {
     "objective.name": Option(
         "classification",
@@ -30,9 +38,37 @@ OPTIONS = {
 }
 
 
+@contextlib.contextmanager
+def handing_in(objective: type[Objective] | None) -> Iterator[None]:
+    """The context in which a config may name an objective that is not of the table, by its class's name.
+
+    Raises:
+      UserError: it is no class of objectives, or has the name of one in the table.
+    """
+    if objective is not None:
+        if not (isinstance(objective, type) and issubclass(objective, Objective)):
+            raise UserError(
+                f"objective is {objective!r}, and must be a subclass of "
+                "vit_jax.training.objectives.objective.Objective"
+            )
+        if OBJECTIVES.get(objective.__name__, objective) is not objective:
+            raise UserError(f"there is an objective {objective.__name__!r} already: name the class otherwise")
+    token = _HANDED_IN.set(objective)
+    try:
+        yield
+    finally:
+        _HANDED_IN.reset(token)
+
+
+def is_handed_in(config: ConfigDict) -> bool:
+    """The config names an objective that no later process knows by its name alone."""
+    return config.objective.name not in OBJECTIVES
+
+
 def objective_of(config: ConfigDict) -> type[Objective]:
     """The kind of objective that the config names, which says what it wants before there is a model."""
-    return OBJECTIVES[config.objective.name]
+    handed_in = _HANDED_IN.get()
+    return handed_in if handed_in and is_handed_in(config) else OBJECTIVES[config.objective.name]
 
 
 def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs, steps: int = 1) -> Objective:
