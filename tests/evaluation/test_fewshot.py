@@ -242,6 +242,7 @@ def run(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_evaluation_that_was_cut_off_is_made_up_for(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "test/accuracy" in row] == [2, 4]

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.parallel.test_meshes import EIGHT
 
 
+@pytest.mark.slow
 def test_no_mesh_changes_an_evaluation():
     done = subprocess.run(
         [sys.executable, "-m", "tests.evaluation.meshes", "1,1,1", "2,2,2"],

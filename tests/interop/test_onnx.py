@@ -81,6 +81,7 @@ def test_onnx_runtime_gives_the_logits_of_every_family(name):
     check(model_of(*MODELS[name]), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HALVES)
 def test_onnx_runtime_gives_the_logits_of_models_in_float16(name):
     check(model_of(*HALVES[name]), 5e-3)

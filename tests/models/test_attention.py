@@ -113,6 +113,7 @@ def test_tokens_that_nobody_reads_do_not_change_the_logits(options, scan, images
     np.testing.assert_allclose(read, every, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_twenty_steps_for_a_tpu_give_the_losses_of_the_plain_path(images):
     """Of the whole model: attention, the last layer, and separate products for q, k and v."""
     model = vit_jax.create_model("ViT-Ti/16", depth=3, num_classes=5, image_size=192)

@@ -96,6 +96,7 @@ def test_killed_leader_is_named_by_one_of_the_others():
     assert third == (1, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_process_that_stands_still_is_named(frozen):
     port = free_port()

@@ -96,6 +96,7 @@ def served(file, images):
     return np.asarray(jax.export.deserialize(bytearray(file.read_bytes())).call(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, dtype, tolerance",
     [

@@ -175,6 +175,7 @@ def test_a_run_starts_from_a_model_that_is_handed_in(tmp_path, of_arrays):
     np.testing.assert_array_equal(model(TEST.images[:4].repeat(2, 1).repeat(2, 2)), logits)  # Left as it was.
 
 
+@pytest.mark.slow
 def test_a_run_of_a_model_that_is_handed_in_goes_on_with_it_and_no_other(tmp_path):
     undisturbed = losses(tmp_path / "whole", model=model_of(), **DATA)
     continued = stopped_and_continued(tmp_path / "run", model=model_of(), **DATA)
@@ -223,6 +224,7 @@ class Brier(Objective):
         return Loss(error, {"squared": error})
 
 
+@pytest.mark.slow
 def test_an_objective_that_is_handed_in_trains_and_goes_on(tmp_path):
     rows, figures = undisturbed = losses(tmp_path / "whole", objective=Brier, **DATA)
     assert rows[1][0] == pytest.approx(0.9, abs=1e-4)  # Ten classes, alike at first.
@@ -283,6 +285,7 @@ def test_slices_cut_test_images_out_of_the_training_data(tmp_path):
     assert losses(tmp_path / "run", config, train=arrays(TRAIN))[1]["images"] == COUNT // 4
 
 
+@pytest.mark.slow
 def test_labels_are_optional_where_the_objective_needs_none(tmp_path):
     config = small(**{"objective.name": "masked_patch"})
     images = arrays(TRAIN)[0]

@@ -63,6 +63,7 @@ def one_device(run, tmp_path_factory) -> list[float]:
     return losses(workdir)
 
 
+@pytest.mark.slow
 def test_two_processes_of_four_devices_give_the_losses_of_one_device(run, one_device, tmp_path):
     arguments = (*WIDE, "--config.mesh.fsdp=8", f"--workdir={tmp_path / 'run'}")
     four = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=4"}
@@ -91,6 +92,7 @@ def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_de
     np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_micro_batches_train_and_their_steps_are_traced(run, tmp_path):
     arguments = (*SMALL, "--config.micro_batches=4", "--config.steps=8", "--config.profile=steps:3-4")
     result = run(*arguments, f"--workdir={tmp_path / 'run'}")
@@ -110,6 +112,7 @@ def test_time_and_goodput_are_in_the_metrics(finished):
     assert re.search(r"goodput [\d.]+% of \d+ s; ", (finished / "log.txt").read_text())
 
 
+@pytest.mark.slow
 def test_training_imports_no_tensorflow(run, tmp_path):
     result = run(*SMALL, "--config.steps=8", f"--workdir={tmp_path / 'run'}", PYTHONPROFILEIMPORTTIME="1")
     assert result.returncode == 0

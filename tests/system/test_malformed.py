@@ -9,6 +9,7 @@ from tests.data.malformed import UNREADABLE, corpus, encode, picture
 from tests.system.conftest import SMALL
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:::PIL\.")
 def test_run_on_damaged_images_ends_well_and_names_them(run, tmp_path):
     rng = np.random.default_rng(0)

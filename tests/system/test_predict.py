@@ -108,6 +108,7 @@ def test_features_are_written_with_their_paths(predict, folder, finished, tmp_pa
     assert again.returncode == 2 and "f.parquet exists; give --overwrite" in again.stderr.decode()
 
 
+@pytest.mark.slow
 def test_standard_input_is_paths_or_an_image(predict, folder, lines):
     path = str(folder / "2.png")
     (best, *_) = lines[0][path]

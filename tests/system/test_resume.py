@@ -115,6 +115,7 @@ def test_sigterm_before_the_first_step_stops_all_processes(run, finished, tmp_pa
     assert re.search("^stopped; saved .*/3[1-9];", out, re.MULTILINE), out
 
 
+@pytest.mark.slow
 def test_sigterm_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(run, finished, tmp_path):
     workdir = f"--workdir={tmp_path / 'run'}"
     process = run.start(*SMALL, workdir, module="tests.system.disturbed", DISTURBANCE="terminate")
@@ -128,6 +129,7 @@ def test_sigterm_in_an_evaluation_saves_and_the_evaluation_is_made_up_for(run, f
     assert_same(tmp_path / "run", finished)
 
 
+@pytest.mark.slow
 def test_run_that_hangs_shows_its_threads_and_ends(run, tmp_path):
     process = run.start(
         *SMALL,

@@ -212,6 +212,7 @@ jax.tree.map(lambda one, eight: np.testing.assert_allclose(one, eight, atol=1e-6
 """
 
 
+@pytest.mark.slow
 def test_eight_devices_augment_as_one():
     eight = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",

@@ -86,6 +86,7 @@ def test_what_is_not_of_a_layer_comes_before_or_behind_them():
             assert (first in behind) == (layer == math.inf), (name, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_activations_keep_their_type_in_training(name):
     images = jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)
@@ -104,6 +105,7 @@ def test_activations_keep_their_type_in_training(name):
         assert {x.dtype.name for x in jax.tree.leaves(results)} == {"float32"}
 
 
+@pytest.mark.slow
 def test_scanned_layers_have_the_losses_of_layers_in_a_row():
     images = np.random.default_rng(0).uniform(-1, 1, (4, 8, 8, 3)).astype(np.float32)
     losses = []

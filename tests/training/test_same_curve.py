@@ -8,6 +8,7 @@ from tests.training.big_vision import GOLDEN
 from tests.training.curves import CASES, draw, furthest, our_losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_losses_of_60_updates_are_big_visions(name):
     golden = json.loads(GOLDEN.read_text())["cases"][name]

@@ -45,10 +45,12 @@ def assert_equal(one, other, rtol=1e-5, atol=1e-6):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
+@pytest.mark.slow
 def test_eight_devices_train_as_one():
     assert_equal(stepped(), stepped(devices=jax.devices()[:1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values", [{"micro_batches": 2}, {"micro_batches": 2, "optimizer.sum_gradients": "float32_once"}]
 )

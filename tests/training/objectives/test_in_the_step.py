@@ -42,6 +42,7 @@ def stepped(name: str, **values) -> tuple[dict, list[dict]]:
     return jax.device_get({name: state[name] for name in ("params", "extra")}), metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_micro_batches_see_the_masks_of_the_whole_batch(name):
     (whole, metrics), (parts, same) = (stepped(name, micro_batches=count) for count in (1, 4))
