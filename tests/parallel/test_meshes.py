@@ -77,7 +77,7 @@ def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT scanned, full: all"]["share"] < 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.study
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_on_every_mesh(model):
     found = losses(*(f"{model}: {mesh}" for mesh in MESHES))
