@@ -14,6 +14,7 @@ from vit_jax import config as configs
 from vit_jax import config_page
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
+from vit_jax.options import read_options
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs.loop import train
 from vit_jax.training.objectives import OBJECTIVES
@@ -409,3 +410,12 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     }
     # The run's length is given in steps here, and no checkpoint's head is there to keep.
     assert unread - {("", "epochs"), ("finetune", "head")} == {("data", "unheeded")}
+
+
+def test_options_that_are_annotated_are_read_too(tmp_path):
+    file = tmp_path / "reader.py"
+    file.write_text(
+        "from vit_jax.options import Option, whole\n\n"
+        'OPTIONS: dict[str, Option] = {"mesh.depth": Option(1, whole(1), "Devices above one another.")}\n'
+    )
+    assert read_options(file)["mesh.depth"].default == 1

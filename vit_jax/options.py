@@ -181,4 +181,5 @@ def read_options(path: Path) -> dict[str, Option]:
     config is read in a tenth of one. So they may use the file's constants and light imports.
     """
     text = path.read_text()
-    return _Names(path, ast.parse(text))["OPTIONS"] if "\nOPTIONS = {" in text else {}
+    declares = re.search(r"^OPTIONS\b", text, re.MULTILINE)
+    return _Names(path, ast.parse(text))["OPTIONS"] if declares else {}
