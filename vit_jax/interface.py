@@ -74,7 +74,7 @@ def train(
     try:
         with handing_in(objective):
             if objective is not None:  # After the check, which knows the names of the table alone.
-                config.objective.name = objective.__name__
+                config.update_from_flattened_dict({"objective.name": objective.__name__})
             return run(config, absolute(workdir), caller=Caller(data, model, on_log))
     except UserError:
         raise
