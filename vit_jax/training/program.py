@@ -20,7 +20,8 @@ from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
 from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained
 from vit_jax.training.objectives import make_objective, objective_of
 from vit_jax.training.objectives.objective import Objective
-from vit_jax.training.optimizer import make_optimizer, make_schedule
+from vit_jax.training.optimizer import make_optimizer
+from vit_jax.training.schedule import make_schedule
 from vit_jax.training.step import (
     Judged,
     Metrics,

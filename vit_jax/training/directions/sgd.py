@@ -1,0 +1,10 @@
+"""Stochastic gradient descent with momentum."""
+
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+
+def direction(config: ConfigDict) -> optax.GradientTransformation:
+    """The gradient with momentum `beta1`."""
+    return optax.trace(decay=config.beta1, accumulator_dtype=jnp.dtype(config.moment_dtype))

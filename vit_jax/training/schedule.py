@@ -1,0 +1,61 @@
+"""The learning rate of each update (paper, section 4.1 and table 3)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.options import Option, number, one_of, several, whole
+
+OPTIONS = {
+    "optimizer.learning_rate": Option(1e-3, number(least=0), "The highest rate, after the warm-up."),
+    "optimizer.end_learning_rate": Option(0.0, number(least=0), "The rate of the last update."),
+    "optimizer.schedule": Option(
+        "cosine", one_of("linear", "cosine", "constant", "stairs"), "How the rate falls."
+    ),
+    "optimizer.stairs": Option(
+        (0.3, 0.6, 0.9),
+        several(number(above=0, below=1), least=1, ascending=True),
+        "Shares of the run after which the rate of stairs falls; BiT's are these.",
+    ),
+    "optimizer.stair_factor": Option(0.1, number(above=0, most=1), "Factor on the rate at each stair."),
+    "optimizer.count_from": Option(
+        1, whole(0, 1), "Number of the first update in the schedule; 0 in big_vision, Optax and others."
+    ),
+    "optimizer.warmup_steps": Option(10_000, whole(0), "Steps in which the rate rises linearly."),
+}
+
+
+def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
+    """The learning rate of update t = 1 ... `steps`.
+
+    Linear warm-up times a decay of `learning_rate`: linear or cosine, down to `end_learning_rate`; by stairs,
+    a factor after each of so many shares of the run; or none. The first update is number `count_from` of the
+    schedule: counted from 1 its rate is above zero and the last one has the end rate; counted from 0 each
+    update has the rate that it has in big_vision, vision_transformer and Optax, one update later.
+
+    Raises:
+      UserError: warm-up as long as the whole run.
+    """
+    base, end, warmup = config.learning_rate, config.end_learning_rate, config.warmup_steps
+    if warmup >= steps and warmup > 0:
+        raise UserError(
+            f"optimizer.warmup_steps = {warmup} is not below the run's {steps} steps; "
+            f"use fewer, such as {steps // 10}, or train longer"
+        )
+    stairs = jnp.array([round(share * steps) for share in config.stairs], jnp.float32)
+
+    def schedule(t: jax.Array) -> jax.Array:
+        t = jnp.asarray(t, jnp.float32) + (config.count_from - 1)
+        progress = jnp.clip((t - warmup) / (steps - warmup), 0, 1)
+        rate = {
+            "linear": end + (base - end) * (1 - progress),
+            "cosine": end + (base - end) * (1 + jnp.cos(jnp.pi * progress)) / 2,
+            "stairs": base * config.stair_factor ** (t > stairs).sum(),
+            "constant": jnp.full_like(progress, base),
+        }[config.schedule]
+        return rate * jnp.minimum(1, t / warmup) if warmup else rate
+
+    return schedule
