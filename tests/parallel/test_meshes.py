@@ -17,6 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import abstract, model_factory
 from vit_jax.parallel.mesh import check_batch, make_mesh
 from vit_jax.parallel.sharding import parameter_shardings, path_name
+from vit_jax.training.directions import DIRECTIONS
 
 EIGHT = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
@@ -88,7 +89,7 @@ def test_every_model_on_every_mesh(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["adam", "adafactor", "sgd"])
+@pytest.mark.parametrize("name", DIRECTIONS)
 def test_every_optimizer_on_a_mesh_of_all_axes(name):
     values = json.dumps(dict(name=name, moment_dtype="bfloat16"))
     one, every = losses(f"ViT: one: {values}", f"ViT: all: {values}").values()

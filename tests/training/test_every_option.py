@@ -48,6 +48,8 @@ TRAINING = {
     "sigmoid": {"loss.name": "sigmoid", "loss.label_smoothing": 0.1},
     "adafactor": {"optimizer.name": "adafactor", "optimizer.moment_dtype": "bfloat16"},
     "sgd": {"optimizer.name": "sgd", "optimizer.moment_dtype": "bfloat16"},
+    "muon": {"optimizer.name": "muon", "optimizer.moment_dtype": "bfloat16"},
+    "muon of low-rank changes": {"optimizer.name": "muon", "finetune.train": "lora"},
     "average": {"optimizer.average": 0.99},
     "layer decay": {"optimizer.layer_decay": 0.7},
     "low-rank changes": {"finetune.train": "lora"},

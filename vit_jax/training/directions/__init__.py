@@ -15,11 +15,12 @@ DIRECTIONS = (
     "adam",
     "adafactor",
     "sgd",
+    "muon",
 )
 
 OPTIONS = {
     "optimizer.name": Option("adam", one_of(*DIRECTIONS), "The optimizer."),
-    "optimizer.beta1": Option(0.9, RATE, "Decay of the first moment; momentum, for sgd."),
+    "optimizer.beta1": Option(0.9, RATE, "Decay of the first moment; momentum, for sgd and muon."),
     "optimizer.beta2": Option(0.999, RATE, "Decay of the second moment."),
     "optimizer.epsilon": Option(1e-8, number(least=0, most=1), "Added to the root of the second moment."),
     "optimizer.moment_dtype": Option(
