@@ -30,9 +30,9 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import extractor_of
+from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs.evaluator import test_crop
-from vit_jax.runs.study import Experiment, Study
 from vit_jax.runs.workdir import CONFIG
 
 CLASSES = ("defective", "functional")  # As the folders of the images are numbered.
@@ -55,15 +55,18 @@ def finetuned(study: Study):
         lay_out(read_cells(), images)
     checkpoint = f",checkpoint={options['checkpoint']}" if options["checkpoint"] else ""
     config = f"finetune_elpv:size={options['size']}{checkpoint}"
-    return {s: study.job(f"seed{s}", config, data__path=images, seed=s) for s in options["seeds"]}
+    return [
+        Trial("finetuned", {"seed": seed}, study.job(f"seed{seed}", config, data__path=images, seed=seed))
+        for seed in options["seeds"]
+    ]
 
 
 def read(study: Study) -> dict:
     """Accuracy and confusion matrix of each run and baseline."""
     images, matrices = study.out / "images", {}
-    for job in study.jobs.values():
-        predicted, truth = predictions(job.workdir, images)
-        matrices[f"ViT, {job.name}"] = confusion(truth, predicted)
+    for trial in study.finished("finetuned"):
+        predicted, truth = predictions(trial.job.workdir, images)
+        matrices[f"ViT, {trial.job.name}"] = confusion(truth, predicted)
     predicted, truth = logistic_regression(images)
     matrices["logistic regression"] = confusion(truth, predicted)
     matrices["the likelier class"] = confusion(truth, np.full_like(truth, np.bincount(truth).argmax()))
@@ -211,11 +214,12 @@ EXPERIMENT = Experiment(
     stages=(finetuned,),
     read=read,
     table=lambda figures: table(matrices_of(figures)),
-    draw=lambda study, figures: {"results": draw(matrices_of(figures))},
+    draw=lambda study, figures: {"elpv": draw(matrices_of(figures))},
     options=dict(
         seeds=dict(type=int, nargs="+", default=[0, 1, 2]),
         size=dict(type=int, default=96, help="pixels that the model sees"),
         checkpoint=dict(help="what load_model takes, to be fine-tuned"),
     ),
-    needs='pip install -e ".[examples]"; 17 processor minutes a seed',
+    needs='pip install -e ".[examples]"',
+    minutes=26,
 )

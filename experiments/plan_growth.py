@@ -15,13 +15,14 @@ import sys
 import jax
 
 from vit_jax.command import read_config
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import markdown_table, written
 from vit_jax.parallel.chips import GIB
 from vit_jax.planning import cost
 from vit_jax.planning.compile import find_slice
 from vit_jax.planning.estimate import estimate, make_workload
 from vit_jax.runs.jobs import CONFIGS
 from vit_jax.runs.memory_check import changed
-from vit_jax.runs.study import Experiment, markdown_table, written
 
 CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
 # Axis -> name of the line -> (x, devices, images a device, changes of the config).
@@ -108,5 +109,6 @@ EXPERIMENT = Experiment(
     read=read,
     table=table,
     draw=draw,
-    needs='pip install -e ".[plan]"; 24 processor minutes the first time',
+    needs='pip install -e ".[plan]"',
+    minutes=24,
 )

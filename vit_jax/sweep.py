@@ -206,9 +206,9 @@ def write(folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[in
     (folder / "results.json").write_text(
         json.dumps(
             {
-                "rates": {f"{rate:g}": result._asdict() for rate, result in rates.items()},
+                "rates": {f"{rate:g}": as_json(result) for rate, result in rates.items()},
                 "best_rate": best,
-                "seeds": {str(seed): result._asdict() for seed, result in seeds.items()},
+                "seeds": {str(seed): as_json(result) for seed, result in seeds.items()},
             },
             indent=2,
         )
@@ -216,6 +216,11 @@ def write(folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[in
     )
     draw(folder / "results.png", rates, best, tests)
     print(f"\n{text}\n\n{folder / 'results.md'}, results.json, results.png")
+
+
+def as_json(result: Outcome) -> dict:
+    """A run's figures, or why there are none."""
+    return {"figures": result.figures, "failure": result.failure}
 
 
 def cells(result: Outcome) -> str:

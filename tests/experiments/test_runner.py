@@ -1,81 +1,275 @@
-"""What runs an experiment: its stages, what it writes, what it lists, and mistakes."""
+"""What runs an experiment: its stages, what it writes, what it lists, what it records, and mistakes."""
 
 import json
+import math
+import re
+from pathlib import Path
 
 import pytest
 
 from vit_jax import command, experiment, published
 from vit_jax.errors import UserError
-from vit_jax.runs import study
-from vit_jax.runs.jobs import Outcome
-from vit_jax.runs.study import Experiment, Study, beside, conduct
+from vit_jax.ledger import ledger_page, records, study
+from vit_jax.ledger.records import make_record, write_record
+from vit_jax.ledger.study import Experiment, Study, conduct
+from vit_jax.ledger.tables import beside, pivot
+from vit_jax.runs.jobs import Job, outcome
 
 FILE = """
-from vit_jax.runs.study import Experiment, best, markdown_table
+from vit_jax.ledger.stages import at_best
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import listing
 
-def rates(study):
-    return {("rate", rate): study.job(f"rate-{rate}", optimizer__learning_rate=rate) for rate in (0.1, 0.2)}
-
-def final(study):
-    rate = best(study.accuracies("rate"))
-    return {("seed", seed): study.job(f"{rate}-seed{seed}", seed=seed) for seed in study.options["seeds"]}
+def make(study, width, optimizer__learning_rate, seed):
+    if width == "none":
+        return None
+    return "quickstart", dict(model__dim=width, optimizer__learning_rate=optimizer__learning_rate)
 
 EXPERIMENT = Experiment(
     claim="Rates matter.",
-    stages=(rates, final),
-    read=lambda study: study.accuracies("seed"),
-    table=lambda figures: markdown_table(("seed", "accuracy"), list(figures.items())),
-    options=dict(seeds=dict(type=int, nargs="+", default=[0])),
+    place="Table 1",
+    stages=at_best("widths", {"width": (32, 64, "none")}, make, {"optimizer__learning_rate": (0.1, 0.2)},
+                   {"data__test_split": "train[90%:]"}, seeds=(0, 3)),
+    read=lambda study: study.points("widths", "accuracy"),
+    table=lambda figures: listing(figures, ("width",)),
+    options=dict(more=dict(type=int, default=0)),
 )
 """
 
 
+def finish(workdir: Path, accuracy: float, commit: str = "0123456789abcdef") -> None:
+    """Leaves what a finished run leaves, as far as studies read it."""
+    workdir.mkdir(parents=True)
+    versions = {"python": "3.11.7", "jax": "0.10.2"}
+    manifest = {"steps": 9, "commit": commit, "versions": versions, "devices": "1 x cpu", "cores": 2}
+    (workdir / "manifest.json").write_text(json.dumps(manifest))
+    rows = [
+        {"step": 3, "test/accuracy": accuracy + 0.05, "fewshot/a/5": 0.5},
+        {"step": 9, "time/train": 2.0, "time/start": 1.0},
+        {"step": 9, "test/accuracy": accuracy, "test/loss": 1.0, "fewshot/a/5": 0.4},
+    ]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.fixture
 def runs(monkeypatch):
-    """Names of the runs that were made, whose accuracy is in their names."""
+    """Names of the runs that were made; a higher rate and a wider model are more accurate."""
     made = []
 
-    def run_jobs(jobs, say):
-        made.extend(job.name for job in jobs if job.name not in made)
-
-    def outcome(job):
-        accuracy = 0.9 if "0.2" in job.name else 0.5
-        return Outcome({"accuracy": accuracy} if job.name in made else None)
+    def run_jobs(jobs, say, after_each):
+        for job in jobs:
+            if not job.workdir.exists():
+                made.append(job.name)
+                numbers = [float(number) for number in re.findall(r"[a-z](\d+(?:\.\d+)?)", job.name)]
+                finish(job.workdir, 0.3 + numbers[0] / 1000 + numbers[1])
+                after_each()
 
     monkeypatch.setattr(study, "run_jobs", run_jobs)
-    monkeypatch.setattr(study, "outcome", outcome)
+    monkeypatch.setattr(study, "check_data", lambda trials, study: None)
+    monkeypatch.setattr(records, "saved_run", lambda workdir: Saved(workdir))
     monkeypatch.setattr(command, "use_compilation_cache", lambda: None)
     return made
 
 
+class Saved:
+    """A run's manifest."""
+
+    def __init__(self, workdir):
+        self.manifest = json.loads((workdir / "manifest.json").read_text())
+
+
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "table.py"
+    path = tmp_path / "widths.py"
     path.write_text(FILE)
     return str(path)
 
 
-def test_a_later_stage_sees_what_an_earlier_one_found(file, runs, tmp_path):
-    experiment.main([file, f"--out={tmp_path / 'out'}", "--seeds", "0", "3"])
-    assert runs == ["rate-0.1", "rate-0.2", "0.2-seed0", "0.2-seed3"]
-    assert json.loads((tmp_path / "out" / "results.json").read_text()) == {"0": 0.9, "3": 0.9}
-    assert (tmp_path / "out" / "results.md").read_text().splitlines()[2] == "| 0 | 0.9 |"
+def test_a_later_stage_has_the_best_choice_of_an_earlier_one(file, runs, tmp_path):
+    out = tmp_path / "out"
+    experiment.main([file, f"--out={out}"])
+    assert runs[:4] == [f"width{w}_rate{r}_seed0" for w in (32, 64) for r in (0.1, 0.2)]
+    assert runs[4:] == [f"width{w}_rate0.2_seed{s}" for w in (32, 64) for s in (0, 3)]
+    points = json.loads((out / "widths.json").read_text())
+    assert [(point["width"], point["seeds"]) for point in points] == [(32, [0, 3]), (64, [0, 3])]
+    assert points[0]["accuracy"] == pytest.approx([0.532, 0.532])
+    assert (out / "widths.md").read_text().splitlines()[2] == "| 32 | 53.20 ± 0.00 |"
+
+
+def test_the_same_command_again_runs_nothing(file, runs, tmp_path):
+    for _ in range(2):
+        experiment.main([file, f"--out={tmp_path / 'out'}"])
+    assert len(runs) == 8
+
+
+def test_progress_page_counts_the_runs(file, runs, tmp_path):
+    experiment.main([file, f"--out={tmp_path / 'out'}"])
+    page = (tmp_path / "out" / "progress.html").read_text()
+    assert "8 of 8 runs" in page and "53.20%" in page
+
+
+def test_folder_of_another_study_is_refused(file, runs, tmp_path):
+    experiment.main([file, f"--out={tmp_path / 'out'}"])
+    with pytest.raises(UserError, match=r"belongs to another study \(experiment widths, not quickstart"):
+        experiment.main(["quickstart", f"--out={tmp_path / 'out'}"])
+    with pytest.raises(UserError, match=r"another study \(options .*'more': 0.*, not .*'more': 1"):
+        experiment.main([file, f"--out={tmp_path / 'out'}", "--more=1"])
+
+
+def test_folder_with_other_files_is_refused(file, runs, tmp_path):
+    with pytest.raises(UserError, match="holds files but no study"):
+        experiment.main([file, f"--out={tmp_path}"])
 
 
 def test_plan_names_the_runs_that_are_known_and_makes_none(file, runs, tmp_path, capsys):
     experiment.main([file, f"--out={tmp_path / 'out'}", "--plan"])
     assert not runs and not (tmp_path / "out").exists()
     *lines, last = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and "quickstart.py --config.optimizer.learning_rate=0.1 --workdir=" in lines[0]
-    assert last.startswith("2 runs are known, of ")
+    assert len(lines) == 4 and "--config.optimizer.learning_rate=0.1 " in lines[0]
+    assert last.startswith("4 runs are known, of ")
 
 
-def test_failed_run_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "run_jobs", lambda jobs, say: None)
-    monkeypatch.setattr(study, "outcome", lambda job: Outcome(failure="no memory"))
-    stages = (lambda study: {0: study.job("only")},)
-    with pytest.raises(UserError, match="only: no memory"):
-        conduct(Experiment("It runs.", read=lambda study: {}, stages=stages), Study(tmp_path, {}))
+def test_a_failed_run_does_not_stop_the_others_and_is_named(file, runs, tmp_path, monkeypatch):
+    failing = tmp_path / "out" / "widths" / "width32_rate0.1_seed0"
+
+    def run_jobs(jobs, say, after_each):
+        for job in jobs:
+            job.workdir.parent.mkdir(parents=True, exist_ok=True)
+            if job.workdir == failing:
+                job.failed.write_text("no memory\n")
+            else:
+                finish(job.workdir, 0.5)
+
+    monkeypatch.setattr(study, "run_jobs", run_jobs)
+    with pytest.raises(UserError, match="1 of 8 runs failed.*width32_rate0.1_seed0: no memory"):
+        experiment.main([file, f"--out={tmp_path / 'out'}"])
+    points = json.loads((tmp_path / "out" / "widths.json").read_text())
+    assert [point["seeds"] for point in points] == [[3], [0, 3]]
+
+
+def test_no_such_scale_is_one_line(file, tmp_path):
+    with pytest.raises(UserError, match="no paper scale; give --scale=laptop"):
+        experiment.main([file, f"--out={tmp_path / 'out'}", "--scale=paper"])
+
+
+def test_missing_data_are_said_before_any_run(tmp_path):
+    stages = (lambda study: [study_trial(study, data__source="folder", data__path="/nowhere/at/all")],)
+    with pytest.raises(UserError, match="/nowhere/at/all"):
+        conduct("it", Experiment("It.", lambda study: {}, stages=stages), Study(tmp_path / "out", {}))
+
+
+def study_trial(study_, **values):
+    """The one run of a study."""
+    return study.Trial("only", {"seed": 0}, study_.job("only", **values))
+
+
+# What is known of a run.
+
+
+def test_figures_of_a_run_are_of_its_last_evaluation_and_its_history_of_all(tmp_path):
+    finish(tmp_path / "run", 0.5)
+    found = outcome(Job(tmp_path / "run", ()))
+    assert found.figures == {"accuracy": 0.5, "loss": 1.0, "fewshot/a/5": 0.4, "seconds": 3.0}
+    assert found.history["accuracy"] == [0.55, 0.5] and found.history["fewshot/a/5"] == [0.5, 0.4]
+
+
+def test_best_figure_is_that_of_early_stopping(file, runs, tmp_path):
+    made = Study(tmp_path / "out", {})
+    conduct("widths", experiment.load(file), made)
+    (point,) = made.points("widths", "best fewshot/a/5", "fewshot/a/5", width=32)
+    assert point["best fewshot/a/5"] == [0.5, 0.5] and point["fewshot/a/5"] == [0.4, 0.4]
+
+
+# Records.
+
+
+@pytest.fixture
+def recorded(file, runs, tmp_path):
+    """The record of all runs, and the folder that they lie in."""
+    experiment.main([file, f"--out={tmp_path / 'out'}"])
+    return make_record("widths", experiment.load(file), [tmp_path / "out"]), tmp_path / "out"
+
+
+def test_record_says_how_the_figures_were_made(recorded):
+    record, _ = recorded
+    assert record["commit"] == "0123456789" and record["machine"] == "1 x cpu, 2 cores"
+    assert record["runs"] == {"finished": 8, "known": 8, "failed": 0}
+    assert record["seconds"] == 24 and record["seeds"] == [0, 3]
+    assert record["command"] == "python -m vit_jax.experiment widths --out=DIR"
+    assert record["figures"][0]["width"] == 32 and record["versions"]["jax"] == "0.10.2"
+
+
+def test_record_of_a_part_says_so_and_does_not_replace_a_larger_one(recorded, file, tmp_path):
+    record, out = recorded
+    (out / "widths" / "width64_rate0.2_seed3" / "metrics.jsonl").unlink()
+    part = make_record("widths", experiment.load(file), [out])
+    assert records.how_far(part).startswith("partly recorded: 7 of 8 runs, ")
+    write_record(record, tmp_path / "records")
+    with pytest.raises(UserError, match="is of 8 runs, and these are 7"):
+        write_record(part, tmp_path / "records")
+
+
+def test_record_is_made_of_runs_in_other_folders(recorded, file, tmp_path):
+    record, out = recorded
+    elsewhere = tmp_path / "pod" / "widths" / "width64_rate0.2_seed3"
+    elsewhere.parent.mkdir(parents=True)
+    (out / "widths" / "width64_rate0.2_seed3").rename(elsewhere)
+    again = make_record("widths", experiment.load(file), [out, tmp_path / "pod"])
+    assert again["runs"]["finished"] == 8 and again["figures"] == record["figures"]
+    assert make_record("widths", experiment.load(file), [out, elsewhere])["figures"] == record["figures"]
+
+
+@pytest.mark.parametrize("commit", ["", "0123456789abcdef, changed"])
+def test_record_of_an_unknown_commit_is_refused(recorded, file, commit):
+    _, out = recorded
+    manifest = out / "widths" / "width64_rate0.2_seed3" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"commit": commit}))
+    with pytest.raises(UserError, match="the commit of run width64_rate0.2_seed3 is"):
+        make_record("widths", experiment.load(file), [out])
+
+
+def test_pages_have_the_tables_of_the_records(recorded, file):
+    record, _ = recorded
+    known, all_records = {"widths": experiment.load(file)}, {"widths": record}
+    page = ledger_page.page(known, all_records)
+    assert "## Table 1: widths" in page and "| 32 | 53.20 ± 0.00 |" in page
+    text = "# A page\n\n<!-- record widths -->\nold\n<!-- end of record -->\nmore\n"
+    written = ledger_page.with_records(text, known, all_records)
+    assert "| 32 | 56.40 ± 0.00 |\n<!-- end of record -->\nmore" in written and "\nold" not in written
+    assert ledger_page.with_records(written, known, all_records) == written
+    with pytest.raises(UserError, match="no record 'nothing'"):
+        ledger_page.with_records(text.replace("widths", "nothing"), known, all_records)
+
+
+# What is in the project.
+
+
+def test_the_projects_pages_agree_with_its_records():
+    known = {name: experiment.load(name) for name in experiment.names()}
+    assert ledger_page.PAGE.read_text() == ledger_page.page(known, records.records())
+    for path in [ledger_page.ROOT / "README.md", *(ledger_page.ROOT / "docs").glob("*.md")]:
+        text = path.read_text()
+        assert ledger_page.with_records(text, known, records.records()) == text, path
+
+
+def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
+    experiment.main(["--list"])
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split(" (")[0] for line in lines if not line.startswith(" ")][:-1]
+    assert sorted(listed) == experiment.names()
+    assert "quickstart (our own): The quickstart reads handwritten digits." in lines
+    places = [re.search(r"\((.*?)\)", line)[1].split()[0] for line in lines[:-1] if line[0] != " "]
+    assert places == sorted(places, key=["Table", "Figure", "Section", "our"].index)
+
+
+def test_every_experiment_fits_a_screen_or_is_known_to_be_long():
+    long = {"elpv", "plan_growth", "plan_tables", "real_weights", "self_supervised_digits", "transfer_digits"}
+    for name in experiment.names():
+        lines = len((experiment.EXPERIMENTS / f"{name}.py").read_text().splitlines())
+        assert (lines <= 60) != (name in long), f"{name}: {lines} lines"
+
+
+# Tables.
 
 
 def test_figures_stand_beside_the_published():
@@ -87,11 +281,18 @@ def test_figures_stand_beside_the_published():
     ]
 
 
-def test_every_experiment_is_listed_with_its_claim(capsys):
-    experiment.main(["--list"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[0] for line in lines] == experiment.names()
-    assert "quickstart: The quickstart reads handwritten digits." in lines[3]
+def test_pivot_has_a_cell_for_each_pair_and_none_for_what_was_not_run():
+    points = [
+        {"model": "a", "images": 1000, "accuracy": [0.5, 0.7]},
+        {"model": "b", "images": 20000, "accuracy": [0.25]},
+    ]
+    deviation = 100 * math.sqrt(0.02)
+    assert pivot(points, "model", "images").splitlines() == [
+        "| accuracy, % | images 1,000 | images 20,000 |",
+        "| --- | --- | --- |",
+        f"| a | 60.00 ± {deviation:.2f} |  |",
+        "| b |  | 25.00 |",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +301,8 @@ def test_every_experiment_is_listed_with_its_claim(capsys):
         ([], "give the name of an experiment and --out=DIR, or --list"),
         (["tranfer_digits"], "no experiment 'tranfer_digits'; did you mean 'transfer_digits'"),
         (["nowhere.py"], "no experiment 'nowhere.py'"),
+        (["record", "quickstart"], "give the name of an experiment and the folders"),
+        (["record", "quickstart", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
     ],
 )
 def test_mistake_is_one_line(arguments, message):

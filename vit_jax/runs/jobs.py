@@ -1,4 +1,7 @@
-"""Runs training jobs as processes of their own, in sequence: finished ones are kept, a failure is a line."""
+"""Runs training jobs as processes of their own, in sequence: finished ones are kept, a failure is a line.
+
+Several machines that see one folder share its jobs: what another one runs is left to it.
+"""
 
 import json
 import subprocess
@@ -10,8 +13,10 @@ from typing import Any, NamedTuple
 
 from vit_jax.progress import duration
 from vit_jax.runs.workdir import MANIFEST, METRICS
+from vit_jax.runs.workdir_lock import in_use
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+POLL_SECONDS = 20.0  # Between two looks at the runs of other processes.
 
 
 class Job(NamedTuple):
@@ -32,10 +37,18 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The figures of a run's last evaluation, or why there are none."""
+    """The figures of a run's last evaluation, or why there are none.
+
+    Attributes:
+      figures: of the test images by their bare names, such as `accuracy`; of suites as `fewshot/pets/5`; and
+        `seconds`, the time of all starts of the run.
+      failure: why the run failed.
+      history: the figures of all evaluations so far, by the same names.
+    """
 
     figures: dict[str, float] | None = None
     failure: str = ""
+    history: Mapping[str, Sequence[float]] = {}
 
     @property
     def pending(self) -> bool:
@@ -62,29 +75,63 @@ def outcome(job: Job) -> Outcome:
         steps = json.loads((job.workdir / MANIFEST).read_text())["steps"]
         rows = [json.loads(line) for line in (job.workdir / METRICS).read_text().splitlines()]
     except OSError:
-        rows = []
+        return Outcome(failure=_failure(job))
+    history: dict[str, list[float]] = {}
+    seconds, last = 0.0, None
     for row in rows:
+        timed = [value for key, value in row.items() if key.startswith("time/")]
+        seconds = sum(timed) or seconds
+        figures = {
+            key.removeprefix("test/"): value
+            for key, value in row.items()
+            if "/" in key and not key.startswith(("train/", "time/"))
+        }
+        for name, value in figures.items():
+            history.setdefault(name, []).append(value)
         if row["step"] == steps and "test/loss" in row:
-            return Outcome({key[5:]: value for key, value in row.items() if key.startswith("test/")})
-    return Outcome(failure=job.failed.read_text().strip() if job.failed.exists() else "")
+            last = figures
+    if last is None:
+        return Outcome(failure=_failure(job), history=history)
+    return Outcome(last | {"seconds": seconds}, history=history)
 
 
-def run_jobs(jobs: Sequence[Job], say: Callable[[str], None] = print) -> None:
+def _failure(job: Job) -> str:
+    """The words of the file beside the workdir, if there is one."""
+    return job.failed.read_text().strip() if job.failed.exists() else ""
+
+
+def run_jobs(
+    jobs: Sequence[Job], say: Callable[[str], None] = print, after_each: Callable[[], None] = lambda: None
+) -> None:
     """Runs those that are not finished, going on where they were stopped; `outcome` then knows them.
+
+    Args:
+      after_each: called after each run.
 
     Raises:
       KeyboardInterrupt: the user stopped one, which saved first.
     """
     waiting = [job for job in jobs if outcome(job).figures is None]
-    begun = time.monotonic()
-    for done, job in enumerate(waiting):
-        each = (time.monotonic() - begun) / max(done, 1)
-        left = f", about {duration(each * (len(waiting) - done))} left" if done else ""
-        say(f"== {job.name}: run {len(jobs) - len(waiting) + done + 1} of {len(jobs)}{left}")
-        job.failed.unlink(missing_ok=True)
-        if failure := _run(job):
-            job.failed.write_text(failure + "\n")
-            say(f"== {job.name} failed: {failure}")
+    begun, ran, retried = time.monotonic(), 0, set()
+    while waiting:
+        job = next((job for job in waiting if not in_use(job.workdir)), None)
+        if job is None:
+            say(f"== waiting for {len(waiting)} runs that other processes have: {waiting[0].name}, ...")
+            time.sleep(POLL_SECONDS)
+        elif outcome(job).figures is None:
+            each = (time.monotonic() - begun) / max(ran, 1)
+            left = f", about {duration(each * len(waiting))} left" if ran else ""
+            say(f"== {job.name}: run {len(jobs) - len(waiting) + 1} of {len(jobs)}{left}")
+            job.failed.unlink(missing_ok=True)
+            failure, ran = _run(job), ran + 1
+            if failure and in_use(job.workdir):
+                continue  # Another process began it in the same moment.
+            if failure:
+                job.failed.write_text(failure + "\n")
+                say(f"== {job.name} failed: {failure}")
+                retried.add(job)
+            after_each()
+        waiting = [job for job in waiting if job not in retried and outcome(job).figures is None]
 
 
 def _run(job: Job) -> str:

@@ -1,7 +1,7 @@
 """The files that a run keeps beside its checkpoints, and a model from nothing but its workdir.
 
 config.json     the config, as given
-manifest.json   what followed from config and data: model, classes, steps, versions, devices
+manifest.json   what followed from config and data: model, classes, steps, versions, commit, devices
 checkpoints/    by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
 .lock-N         which process writes into it, if one does
@@ -16,6 +16,7 @@ import operator
 import os
 import platform
 import secrets
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -202,9 +203,29 @@ def make_manifest(
         "interpolation": interpolation,
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
+        "cores": os.cpu_count(),
+        "commit": commit_of_package(),
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},
     }
+
+
+def commit_of_package() -> str:
+    """The commit of the checkout that this package lies in: `1e41b65...`, with `, changed` where files
+    differ from it; empty where it is not known."""
+    root = Path(__file__).parents[2]
+    git = ["git", "-C", str(root)]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        commit = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout
+        changes = [*git, "status", "--porcelain", "--untracked-files=no", "--", "vit_jax", "configs"]
+        changed = subprocess.run(changes, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit.strip() + (", changed" if changed else "")
 
 
 def open_workdir(workdir: Path, which: str = "") -> Checkpoint:

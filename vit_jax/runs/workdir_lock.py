@@ -216,6 +216,20 @@ class Lock:
                 os.utime(self._descriptor)
 
 
+def in_use(workdir: Path) -> bool:
+    """True where another run has the workdir, as far as this host can tell."""
+    if not workdir.is_dir():
+        return False
+    lock = Lock(workdir)
+    try:
+        with lock._file(lock._newest()).open("rb") as file:
+            status, locked, holder = os.fstat(file.fileno()), _locked(file.fileno()), _read(file)
+    except FileNotFoundError:
+        return False
+    held = holder and _held(holder, status.st_ino, locked)
+    return bool(lock._silent_seconds(status.st_mtime_ns) < STALE_SECONDS if holder and held is None else held)
+
+
 def _create(file: Path) -> int:
     """Descriptor of a file that did not exist."""
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)

@@ -10,8 +10,8 @@ which half is 834.
 import functools
 
 from vit_jax import published
+from vit_jax.ledger.study import Experiment
 from vit_jax.models import abstract, count_multiply_adds, model_factory
-from vit_jax.runs.study import Experiment
 
 IMAGES, CLASSES = 303_000_000, 18_291
 
@@ -39,5 +39,5 @@ EXPERIMENT = Experiment(
     claim="The models' pre-training compute is what table 6 prints.",
     read=read,
     published="table6",
-    needs="nothing; seconds",
+    place="Table 6",
 )

@@ -1,0 +1,52 @@
+"""Pictures of figures: lines over a factor, with the deviation of seeds."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.ledger.tables import Points, short
+
+MARKS = {"ViT": "o", "BiT": "s", "hybrid": "^"}  # By family, where points have one.
+
+
+def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), log: bool = True, **labels):
+    """A line for each combination of the factors `by`: mean and deviation over seeds of `y`, over `x`.
+
+    Args:
+      points: each has the factors and, by its name, a list of the figure's values, which are shares of 1.
+      x: a factor, or a figure such as exaflops, whose mean is taken.
+      log: whether the axis of x is logarithmic; an axis of words is not.
+      **labels: `xlabel`, `ylabel`, `title`.
+
+    Returns:
+      A matplotlib Figure.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    series: dict[tuple, list[Mapping[str, Any]]] = {}
+    for point in points:
+        series.setdefault(tuple(point[factor] for factor in by), []).append(point)
+    for name, members in series.items():
+        if not isinstance(at(members[0], x), str):
+            members = sorted(members, key=lambda point: at(point, x))
+        means = [100 * statistics.mean(point[y]) for point in members]
+        deviations = [100 * statistics.stdev(point[y]) if len(point[y]) > 1 else 0.0 for point in members]
+        mark = MARKS.get(str(members[0].get("family")), "o")
+        places = [at(point, x) for point in members]
+        label = " ".join(map(short, name)) if name else None
+        axes.errorbar(places, means, deviations, fmt=f"{mark}-", capsize=3, markersize=5, label=label)
+    if log and points and not isinstance(at(points[0], x), str):
+        axes.set_xscale("log")
+    axes.set(xlabel=labels.pop("xlabel", x), ylabel=labels.pop("ylabel", f"{y}, %"), **labels)
+    axes.grid(alpha=0.3)
+    if by and points:
+        axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def at(point: Mapping[str, Any], name: str) -> Any:
+    """The value of a factor, or the mean of a figure."""
+    value = point[name]
+    return statistics.mean(value) if isinstance(value, (list, tuple)) else value

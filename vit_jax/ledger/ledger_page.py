@@ -1,0 +1,97 @@
+"""The ledger as a page, and the tables of records in other pages."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import UserError, nearest
+from vit_jax.ledger.records import how_far
+from vit_jax.ledger.study import Experiment
+from vit_jax.progress import duration
+
+ROOT = Path(__file__).parents[2]
+PAGE, PICTURES = ROOT / "LEDGER.md", Path("docs/images/ledger")
+BLOCK = re.compile(r"(<!-- record ([\w-]+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
+
+
+def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of LEDGER.md: each experiment, its command, and what was recorded."""
+    lines = [
+        "# The ledger",
+        "",
+        "Every table, figure and claim of the paper that is a command here, with what came out of it.",
+        "Written by `python -m vit_jax.experiment ledger` from the records in `experiments/records/`;",
+        "`python -m vit_jax.experiment record NAME DIR` makes a record of the runs in a folder.",
+        "Laptop scale is small images and models on two processor cores: it can show orderings and slopes,",
+        "never the paper's accuracies, which stand beside ours only where the same thing is measured.",
+    ]
+    for name in sorted(experiments, key=lambda name: order(experiments[name].place, name)):
+        experiment = experiments[name]
+        lines += ["", f"## {heading(name, experiment)}", "", experiment.claim, ""]
+        lines.append(f"`python -m vit_jax.experiment {name} --out=DIR`{needs(experiment)}")
+        for scale in ("laptop", "paper"):
+            key = name if scale == "laptop" else f"{name}-paper"
+            if key in records:
+                lines += ["", block(experiment, records[key])]
+        if name not in records and f"{name}-paper" not in records:
+            lines += ["", "Not recorded yet."]
+    return "\n".join(lines) + "\n"
+
+
+def heading(name: str, experiment: Experiment) -> str:
+    """A place in the paper and a name."""
+    return f"{experiment.place}: {name}" if experiment.place else name
+
+
+def order(place: str, name: str) -> tuple:
+    """The order of the ledger: tables, figures, sections, our own; each by its number."""
+    kinds = ("Table", "Figure", "Section", "")
+    kind, _, rest = place.partition(" ")
+    numbers = [int(number) for number in re.findall(r"\d+", rest)]
+    return (kinds.index(kind) if kind in kinds else len(kinds), numbers, name)
+
+
+def needs(experiment: Experiment) -> str:
+    """The time that it takes and what must be here, in words."""
+    if experiment.read is None:
+        return " has the paper's scale alone" + (f"; needs {experiment.needs}" if experiment.needs else "")
+    time = f"about {duration(60 * experiment.minutes)} of two cores"
+    return f": {time}" + (f"; needs {experiment.needs}" if experiment.needs else "")
+
+
+def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
+    """A record as Markdown: how far it is, its table, what was found and its picture."""
+    scaled = experiment.at(record["scale"])
+    spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
+    lines = [
+        f"{how_far(record).capitalize()}{spent} on {record['machine']}:",
+        "",
+        scaled.markdown(record["figures"]),
+    ]
+    if record["finding"]:
+        lines += ["", record["finding"]]
+    for picture in sorted((ROOT / PICTURES).glob(f"{record['experiment']}*.png")):
+        if re.fullmatch(rf"{record['experiment']}(-.+)?", picture.stem):
+            lines += ["", f"![{experiment.claim}]({PICTURES / picture.name})"]
+    return "\n".join(lines)
+
+
+def with_records(
+    text: str, experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """A page in which each block `<!-- record NAME -->` ... `<!-- end of record -->` has the record's table.
+
+    Raises:
+      UserError: there is no such record.
+    """
+
+    def table(match: re.Match) -> str:
+        name = match[2]
+        if name not in records:
+            raise UserError(f"no record {name!r}; {nearest(name, records)}")
+        record = records[name]
+        scaled = experiments[record["experiment"]].at(record["scale"])
+        return f"{match[1]}{scaled.markdown(record['figures'])}\n{match[3]}"
+
+    return BLOCK.sub(table, text)

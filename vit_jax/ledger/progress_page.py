@@ -1,0 +1,50 @@
+"""The page of a study that is being conducted: how far it is, and its pictures so far."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vit_jax.inspection.html_page import Section, picture, write_page
+
+if TYPE_CHECKING:
+    from vit_jax.ledger.study import Study, Trial
+
+REFRESH = '<meta http-equiv="refresh" content="20">'
+
+
+def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[str]) -> None:
+    """Writes the page, which loads itself anew.
+
+    Args:
+      pictures: names of files beside the page.
+    """
+    rows = "".join(
+        f"<tr><td>{html.escape(cell)}</td>" + f"<td>{html.escape(state_of(study, trial))}</td></tr>"
+        for trial in study.trials
+        for cell in [str(trial.job.workdir.relative_to(study.out))]
+    )
+    done, failed = len(study.finished()), len(study.failures)
+    counts = f"{done} of {len(study.trials)} runs that are known so far" + (
+        f", {failed} failed" * bool(failed)
+    )
+    version = max((file.stat().st_mtime_ns for file in study.out.glob("*.png")), default=0)
+    write_page(
+        path,
+        title,
+        [
+            Section("", f"{REFRESH}<p>{counts}.</p>", ""),
+            Section("Results so far", "".join(picture(name, f"{name}?{version}") for name in pictures)),
+            Section("Runs", f"<table>{rows}</table>", ""),
+        ],
+    )
+
+
+def state_of(study: "Study", trial: "Trial") -> str:
+    """The accuracy or loss of a finished run, or what is known of another."""
+    found = study.outcome(trial)
+    if found.figures is None:
+        return f"failed: {found.failure}" if found.failure else "to come"
+    if "accuracy" in found.figures:
+        return f"{found.figures['accuracy']:.2%}"
+    return f"loss {found.figures['loss']:.4g}"

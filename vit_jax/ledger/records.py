@@ -1,0 +1,151 @@
+"""Records of experiments: what came out, by which command, commit, versions and machine, one JSON file each.
+
+They lie in experiments/records and are committed. A record may be made of a part of the runs, and of runs
+that were made anywhere, such as on a pod.
+"""
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.ledger.study import STUDY, Experiment, Study, known_trials
+from vit_jax.runs.workdir import commit_of_package, saved_run
+
+RECORDS = Path(__file__).parents[2] / "experiments" / "records"
+
+
+def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
+    """The record of an experiment's runs that are finished.
+
+    Args:
+      folders: the study's, or folders in which its runs lie under their names, or which are its runs.
+
+    Raises:
+      UserError: no run of it is finished there; a run's commit is not known; the runs are of several scales.
+    """
+    about = read_study(folders)
+    study = Study(folders[0], about["options"], scale=about["scale"], places=folders)
+    scaled = experiment.at(study.scale)
+    trials, finished = known_trials(scaled, study), study.finished()
+    if scaled.stages and not finished:
+        raise UserError(f"no run of {name} is finished in {', '.join(map(str, folders))}")
+    manifests = [saved_run(trial.job.workdir).manifest for trial in finished]
+    figures = json.loads(json.dumps(scaled.read(study)))
+    return {
+        "experiment": name,
+        "claim": experiment.claim,
+        "place": experiment.place,
+        "scale": study.scale,
+        "command": command_of(name, study),
+        "commit": commits(manifests, [trial.job.name for trial in finished]),
+        "date": datetime.date.today().isoformat(),
+        "versions": manifests[0]["versions"] if manifests else {"python": platform.python_version()},
+        "machine": machine(manifests),
+        "seconds": round(sum(study.outcome(trial).figures["seconds"] for trial in finished)),
+        "runs": {"finished": len(finished), "known": len(trials), "failed": len(study.failures)},
+        "seeds": sorted({trial.factors.get("seed", 0) for trial in finished}),
+        "figures": figures,
+        "finding": scaled.finding(figures) if scaled.finding else "",
+        "published": scaled.published,
+    }
+
+
+def read_study(folders: Sequence[Path]) -> dict[str, Any]:
+    """The scale and the flags of the study that the first folder is of; of other folders the paper's scale.
+
+    Raises:
+      UserError: a folder does not exist.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}")
+    file = folders[0] / STUDY
+    return json.loads(file.read_text()) if file.exists() else {"scale": "paper", "options": {}}
+
+
+def command_of(name: str, study: Study) -> str:
+    """The command that makes these figures."""
+    scale = "" if study.scale == "laptop" else f" --scale={study.scale}"
+    flags = "".join(f" --{key} {as_words(value)}" for key, value in study.options.items() if value)
+    return f"python -m vit_jax.experiment {name}{flags}{scale} --out=DIR"
+
+
+def as_words(value: Any) -> str:
+    """A flag's value or values as on the command line."""
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def commits(manifests: Sequence[Mapping], names: Sequence[str]) -> str:
+    """The commit that the runs were made with; several are separated by commas.
+
+    Raises:
+      UserError: one is not known.
+    """
+    found = [manifest.get("commit", "") for manifest in manifests] or [commit_of_package()]
+    for commit, name in zip(found, [*names, "this"], strict=False):
+        if not re.fullmatch(r"[0-9a-f]{7,40}", commit):
+            raise UserError(
+                f"the commit of run {name} is {commit or 'not known'}: a record needs runs of a committed "
+                "state; commit first and run it again"
+            )
+    return ", ".join(dict.fromkeys(commit[:10] for commit in found))
+
+
+def machine(manifests: Sequence[Mapping]) -> str:
+    """The devices that the runs were made on, in words."""
+    if not manifests:
+        return f"{os.cpu_count()} cores"
+    devices = dict.fromkeys(f"{m['devices']}, {m.get('cores', '?')} cores" for m in manifests)
+    return "; ".join(devices)
+
+
+def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
+    """Writes a record into the folder of records and returns its path; a smaller one never replaces it.
+
+    Raises:
+      UserError: the record that is there is of more runs.
+    """
+    scale = "" if record["scale"] == "laptop" else f"-{record['scale']}"
+    path = folder / f"{record['experiment']}{scale}.json"
+    if path.exists():
+        before = json.loads(path.read_text())["runs"]["finished"]
+        if before > record["runs"]["finished"]:
+            raise UserError(
+                f"{path} is of {before} runs, and these are {record['runs']['finished']}; remove it first"
+            )
+    folder.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
+    """All records, by their files' names: an experiment's, or NAME-paper."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def how_far(record: Mapping[str, Any]) -> str:
+    """The words for what was recorded and when."""
+    runs = record["runs"]
+    part = "recorded" if runs["finished"] >= runs["known"] else "partly recorded"
+    count = f": {runs['finished']} of {runs['known']} runs" if runs["known"] else ""
+    return f"{part}{count}, {record['date']}, commit {record['commit']}"
+
+
+def days_since(record: Mapping[str, Any]) -> int:
+    """The age of a record in days."""
+    return (datetime.date.today() - datetime.date.fromisoformat(record["date"])).days
+
+
+def is_commit_known(commit: str) -> bool:
+    """True if the repository that the package lies in has the commit."""
+    found = subprocess.run(
+        ["git", "-C", str(RECORDS.parents[1]), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True
+    )
+    return found.returncode == 0

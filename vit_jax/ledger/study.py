@@ -1,0 +1,313 @@
+"""Experiments as values, and what conducts one: runs in stages, figures read from them, a table and pictures.
+
+An experiment is a file in experiments/ that makes one `Experiment`, and is run by
+`python -m vit_jax.experiment NAME --out=DIR`; the same command again goes on where it was stopped, and on
+several machines that see one DIR they share the runs.
+"""
+
+import ast
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from vit_jax import published
+from vit_jax.command import read_config
+from vit_jax.errors import UserError
+from vit_jax.ledger.progress_page import write_progress
+from vit_jax.ledger.tables import beside
+from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
+from vit_jax.runs.splits import open_splits
+from vit_jax.runs.workdir import saved_run
+
+Figures = Mapping[str, Any]  # What an experiment found, as JSON can hold it.
+STUDY = "study.json"  # The experiment, its scale and its flags, so that another's runs are not mixed in.
+
+
+class Trial(NamedTuple):
+    """A run of a study, and the values of what is varied in it.
+
+    Attributes:
+      stage: the runs that it is one of, such as `pretrained`.
+      factors: by name, `seed` among them.
+    """
+
+    stage: str
+    factors: Mapping[str, Any]
+    job: Job
+
+    def has(self, factors: Mapping[str, Any]) -> bool:
+        """True for a run with these factors among its own."""
+        return factors.items() <= self.factors.items()
+
+
+class Study:
+    """An experiment in a folder: its flags, its runs so far and what came out of them.
+
+    Args:
+      out: the folder for all of it.
+      options: values of the experiment's own flags.
+      scale: `laptop` or `paper`.
+      places: folders in which a run may also lie, under its name.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        options: Mapping[str, Any],
+        say: Callable[[str], None] = print,
+        scale: str = "laptop",
+        places: Sequence[Path] = (),
+    ):
+        self.out, self.options, self.say, self.scale = out, dict(options), say, scale
+        self.trials: list[Trial] = []
+        self._places, self._outcomes = places, {}
+
+    def job(self, name: str, config: str = "quickstart", **values: Any) -> Job:
+        """A run of `vit_jax.main` in the folder `name`.
+
+        Args:
+          config: as of `job_of`.
+          **values: of the config, a dot written as two underscores: `data__path`.
+        """
+        found = [place / name for place in self._places if (place / name).is_dir()]
+        found += [
+            place for place in self._places if place.parts[-len(Path(name).parts) :] == Path(name).parts
+        ]
+        changed = {key.replace("__", "."): value for key, value in values.items()}
+        return job_of(found[0] if found else self.out / name, config, changed)
+
+    def outcome(self, trial: Trial) -> Outcome:
+        """The figures of a run, or why there are none; those of a finished run are read once."""
+        known = self._outcomes.get(trial.job.workdir)
+        if known is None or known.figures is None:
+            known = self._outcomes[trial.job.workdir] = outcome(trial.job)
+        return known
+
+    def finished(self, stage: str = "", **factors: Any) -> list[Trial]:
+        """The finished runs of a stage, or of all, with these factors."""
+        return [
+            trial
+            for trial in self.trials
+            if stage in ("", trial.stage) and trial.has(factors) and self.outcome(trial).figures is not None
+        ]
+
+    def workdir(self, stage: str, **factors: Any) -> Path | None:
+        """The folder of the one finished run with these factors; None where it is not finished."""
+        trials = self.finished(stage, **factors)
+        if len(trials) > 1:
+            raise ValueError(f"{len(trials)} runs of {stage} have {factors}")
+        return trials[0].job.workdir if trials else None
+
+    def points(self, stage: str, *figures: str, **factors: Any) -> list[dict[str, Any]]:
+        """The finished runs of a stage, those that differ in their seeds alone together.
+
+        Args:
+          *figures: names, such as `accuracy`, `fewshot/glyphs/5`, `seconds`; `best` before one asks for the
+            highest value of all evaluations (early stopping); `exaflops` is the compute of the run.
+
+        Returns:
+          For each the factors, the seeds as `seeds`, and a list of each figure.
+        """
+        points: dict[str, dict[str, Any]] = {}
+        for trial in self.finished(stage, **factors):
+            varied = {key: value for key, value in trial.factors.items() if key != "seed"}
+            point = points.setdefault(json.dumps(varied), varied | {"seeds": []})
+            point["seeds"].append(trial.factors.get("seed"))
+            for name in figures:
+                point.setdefault(name, []).append(self.figure(trial, name))
+        return list(points.values())
+
+    def figure(self, trial: Trial, name: str) -> float:
+        """A figure of a finished run, by the names that `points` takes."""
+        if name == "exaflops":
+            from vit_jax.planning.estimate import make_workload
+
+            saved = saved_run(trial.job.workdir)
+            return make_workload(saved.config, saved.manifest["images"]["train"]).exaflops
+        found = self.outcome(trial)
+        if name.startswith("best "):
+            return max(found.history[name.removeprefix("best ")])
+        return found.figures[name]
+
+    def run(self, trials: Sequence[Trial], shown: Callable[[], None]) -> None:
+        """Runs those that are not finished; one that fails does not stop the others.
+
+        Args:
+          shown: called after each run.
+        """
+        self.trials += [trial for trial in trials if trial not in self.trials]
+        run_jobs([trial.job for trial in trials], self.say, shown)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The reasons why runs failed, by the run's name."""
+        reasons = {trial.job.name: self.outcome(trial).failure for trial in self.trials}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A value that says what to run, and how to read it.
+
+    Args:
+      claim: what it shows or whether it holds, in a sentence.
+      read: makes the figures of the runs that are finished; it may be called before all are. None: it has
+        no laptop scale.
+      place: where it stands in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: it is our own.
+      stages: each makes runs; a later one sees the figures of those before it.
+      paper: the same at the paper's own scale; None: there is none.
+      table: the figures in Markdown; by default they stand beside those of `published`.
+      draw: pictures by their names, without ending.
+      finding: what came out, in a sentence made of the figures.
+      published: a table of `vit_jax.published`.
+      options: its own flags: what `add_argument` takes.
+      needs: what must be here, in words; empty: nothing.
+      minutes: of two idle cores at laptop scale.
+      runs_of: the experiment whose runs it reads; it is conducted in the same folder.
+    """
+
+    claim: str
+    read: Callable[[Study], Figures] | None = None
+    place: str = ""
+    stages: Sequence[Callable[[Study], Sequence[Trial]]] = ()
+    paper: "Experiment | None" = None
+    table: Callable[[Figures], str] | None = None
+    draw: Callable[[Study, Figures], Mapping[str, Any]] | None = None
+    finding: Callable[[Figures], str] | None = None
+    published: str = ""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    needs: str = ""
+    minutes: float = 1.0
+    runs_of: str = ""
+
+    def markdown(self, figures: Figures) -> str:
+        """The figures as a table."""
+        return self.table(figures) if self.table else beside(published.table(self.published), figures)
+
+    def at(self, scale: str) -> "Experiment":
+        """The experiment at a scale, `laptop` or `paper`.
+
+        Raises:
+          UserError: it has none.
+        """
+        found = self if scale == "laptop" else self.paper
+        if found is None or found.read is None:
+            other = "paper" if scale == "laptop" else "laptop"
+            raise UserError(f"this experiment has no {scale} scale; give --scale={other}")
+        return found
+
+
+def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
+    """Runs all stages at the study's scale, and writes NAME.md, NAME.json and the pictures.
+
+    Raises:
+      UserError: the folder is another study's; data are missing; runs failed, but for which all was done.
+    """
+    scaled = experiment.at(study.scale)
+    claim(name, experiment, study)
+
+    def shown() -> None:
+        pictures = draw(name, scaled, study, scaled.read(study)) if study.finished() else []
+        write_progress(study.out / "progress.html", experiment.claim, study, pictures)
+
+    for stage in scaled.stages:
+        trials = stage(study)
+        check_data(trials, study)
+        study.run(trials, shown)
+    figures = scaled.read(study)
+    write(name, scaled, study, figures)
+    if failures := study.failures:
+        first = next(iter(failures))
+        raise UserError(
+            f"{len(failures)} of {len(study.trials)} runs failed, and the figures are those of the others; "
+            f"the same command tries them again. {first}: {failures[first]}"
+        )
+    return figures
+
+
+def check_data(trials: Sequence[Trial], study: Study) -> None:
+    """Opens each data set of runs that are to come once, so that what is missing is said before all of them.
+
+    Raises:
+      UserError: one cannot be opened.
+    """
+    seen = set()
+    for trial in trials:
+        if study.outcome(trial).figures is None:
+            config = config_of(trial.job)
+            wanted = config.data.source, config.data.path, config.data.train_split, config.data.test_split
+            if wanted not in seen:
+                open_splits(config)
+            seen.add(wanted)
+
+
+def config_of(job: Job) -> ConfigDict:
+    """The config of a run."""
+    config = read_config(job.flags[0].removeprefix("--config="))
+    values = {}
+    for flag in job.flags[1:]:
+        key, _, text = flag.removeprefix("--config.").partition("=")
+        values[key] = text
+        with contextlib.suppress(ValueError, SyntaxError):  # A word, such as float32.
+            values[key] = ast.literal_eval(text)
+    config.update_from_flattened_dict(values)
+    return config
+
+
+def claim(name: str, experiment: Experiment, study: Study) -> None:
+    """Makes the folder this study's, or sees that it is.
+
+    Raises:
+      UserError: it is another's, or holds other files.
+    """
+    file = study.out / STUDY
+    ours = {"experiment": experiment.runs_of or name, "scale": study.scale}
+    ours["options"] = {
+        key: value if isinstance(value, (int, float, list)) else value and str(value)
+        for key, value in study.options.items()
+    }
+    if file.exists():
+        theirs = json.loads(file.read_text())
+        if differing := [key for key in ours if theirs.get(key) != ours[key]]:
+            words = "; ".join(f"{key} {theirs.get(key)}, not {ours[key]}" for key in differing)
+            raise UserError(f"{study.out} belongs to another study ({words}); give another --out")
+        return
+    if study.out.exists() and any(study.out.iterdir()):
+        raise UserError(f"{study.out} holds files but no study; give a new or empty --out")
+    study.out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(ours, indent=2) + "\n")
+
+
+def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> None:
+    """The table, printed and as NAME.md, the figures as NAME.json, and the pictures."""
+    text = experiment.markdown(figures)
+    if experiment.finding:
+        text += f"\n\n{experiment.finding(figures)}"
+    (study.out / f"{name}.md").write_text(text + "\n")
+    (study.out / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
+    files = [f"{name}.json", *draw(name, experiment, study, figures)]
+    study.say(f"\n{text}\n\n{study.out / f'{name}.md'}, {', '.join(files)}")
+
+
+def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> list[str]:
+    """Draws the pictures into the folder and returns their files' names: NAME.png, NAME-OTHER.png."""
+    files = []
+    for picture, figure in (experiment.draw(study, figures) if experiment.draw else {}).items():
+        files.append(f"{name}-{picture}.png" if picture != name else f"{name}.png")
+        figure.savefig(study.out / files[-1], dpi=150)
+    return files
+
+
+def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
+    """The runs that can be named without running any: those of all stages up to the first unfinished one."""
+    for stage in experiment.at(study.scale).stages:
+        trials = stage(study)
+        study.trials += trials
+        if any(study.outcome(trial).figures is None for trial in trials):
+            break
+    return study.trials

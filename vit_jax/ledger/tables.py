@@ -1,0 +1,83 @@
+"""Figures as Markdown tables."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vit_jax import published
+
+Points = Sequence[Mapping[str, Any]]  # Factors and figures of runs that differ in their seeds alone.
+
+
+def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str:
+    """Rows of cells as Markdown."""
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+
+
+def spread(values: Iterable[float]) -> str:
+    """Mean and standard deviation (n - 1; none of one value) of shares, in per cent."""
+    values = [100 * value for value in values]
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}" if values else ""
+
+
+def written(figure: float | None) -> str:
+    """A figure in four digits or more; nothing, if there is none."""
+    return "" if figure is None else f"{figure:,.1f}" if abs(figure) >= 1000 else f"{figure:.4g}"
+
+
+def short(value: Any) -> str:
+    """A factor's value in a heading or a folder's name: 10000 as `10,000`, a rate without noughts."""
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else f"{value}"
+    )
+
+
+def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> str:
+    """A figure's mean and deviation, in per cent, by two factors; empty where there is no run.
+
+    Args:
+      points: the figures of runs; each has the factors and, by its name, a list of the figure's values.
+      rows, columns: names of factors.
+    """
+    heads = list(dict.fromkeys(point[columns] for point in points))
+    cells = {(point[rows], point[columns]): spread(point[figure]) for point in points}
+    lines = [
+        [short(row), *(cells.get((row, head), "") for head in heads)]
+        for row in dict.fromkeys(point[rows] for point in points)
+    ]
+    return markdown_table([f"{figure}, %", *(f"{columns} {short(head)}" for head in heads)], lines)
+
+
+def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
+    """A line for each point: its factors, and mean and deviation, in per cent, of each figure."""
+    lines = [
+        [
+            *(short(point[factor]) for factor in factors),
+            *(spread(point.get(figure, ())) for figure in figures),
+        ]
+        for point in points
+    ]
+    return markdown_table([*factors, *(f"{figure}, %" for figure in figures)], lines)
+
+
+def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
+    """A line for each column of a published table that we have figures of: the paper's, and ours.
+
+    Args:
+      figures: ours, by the table's rows and its columns as `Table.by_model` names them.
+    """
+    printed = table.by_model()
+    header = [""] + [f"{row}, {whose}" for row in figures for whose in ("paper", "ours")]
+    lines = []
+    for column in printed:
+        ours = [each.get(column) for each in figures.values()]
+        if any(figure is not None for figure in ours):
+            cells = [
+                ("" if figure is None else f"{figure:,}") if place == 0 else written(figure)
+                for row, figure_of_ours in zip(figures, ours, strict=True)
+                for place, figure in enumerate((printed[column].get(row), figure_of_ours))
+            ]
+            lines.append([column, *cells])
+    return markdown_table(header, lines)
