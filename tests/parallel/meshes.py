@@ -7,13 +7,18 @@ Prints JSON: for each case the losses, and what share of the state a device hold
 import json
 import re
 import sys
+import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
 
+import vit_jax
 from vit_jax.config import base_config
 from vit_jax.parallel.mesh import make_mesh, to_devices
-from vit_jax.training.program import make_program
+from vit_jax.runs.frozen_model import open_frozen
+from vit_jax.training.objectives import objective_of
+from vit_jax.training.program import abstract_batch, make_program
 
 MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "all": (2, 2, 2), "tensor": (1, 1, 8)}
 VIT = dict(name="ViT-Ti/4", dim=64, depth=2, hidden=256, heads=8)
@@ -32,12 +37,16 @@ MODELS = {
     "AxialResNet50": dict(name="AxialResNet50", resnet_blocks=(1, 1)),
     "masked patches": VIT,
     "MAE": VIT | dict(position="sincos2d"),
+    "DINO": VIT | dict(stochastic_depth=0.2),
+    "distillation": VIT,
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
     "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=2, decoder_heads=8),
+    "DINO": dict(name="dino", head_hidden=64, prototypes=128),
+    "distillation": dict(name="distillation"),
 }
-BATCH, STEPS = 16, 3
+BATCH, STEPS, CLASSES = 16, 3, 5
 
 
 def train(model: str, mesh_shape: tuple[int, int, int], **optimizer) -> dict:
@@ -47,27 +56,44 @@ def train(model: str, mesh_shape: tuple[int, int, int], **optimizer) -> dict:
     config.model.update(MODELS[model])
     config.data.image_size = 32 if re.search("16|BiT", config.model.name) else 16
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape, strict=True)))
-    if objective := OBJECTIVES.get(model):
-        config.objective.update(objective)
-    else:
+    objective = OBJECTIVES.get(model, {})
+    config.objective.update(objective)
+    labels = objective_of(config).labels
+    if not objective:
         config.augment.update(dict(mixup=0.5, erasing=0.3))
     config.optimizer.update(dict(warmup_steps=0, learning_rate=1e-3) | optimizer)
     mesh = make_mesh(config.mesh, jax.devices()[: int(np.prod(mesh_shape))])
-    program = make_program(config, num_classes=0 if objective else 5, steps=10, mesh=mesh)
-    state, metrics = program.initial_state(0), program.initial_metrics()
-    rng = np.random.default_rng(0)
-    size = config.data.image_size
-    losses = []
+    with tempfile.TemporaryDirectory() as folder:
+        frozen = None
+        if model == "distillation":
+            config.objective.teacher = make_teacher(config.data.image_size, Path(folder) / "teacher")
+            frozen = open_frozen(config)
+        classes = CLASSES if labels else 0
+        shapes = frozen and frozen.model
+        program = make_program(config, num_classes=classes, steps=10, mesh=mesh, frozen=shapes)
+        state = program.initial_state(0, frozen=frozen and frozen.read())
+    metrics, rng, losses = program.initial_metrics(), np.random.default_rng(0), []
     for _ in range(STEPS):
-        images = rng.integers(256, size=(BATCH, size, size, 3), dtype=np.uint8)
-        labels = rng.integers(5, size=(BATCH, 1)).astype(np.int32)
-        state, sums = program.train_step(
-            state, metrics, to_devices({"image": images, "labels": labels}, mesh)
-        )
+        batch = {
+            name: rng.integers(256, size=like.shape, dtype=np.uint8)
+            for name, like in abstract_batch(config, mesh).items()
+            if name != "labels"
+        }
+        batch["labels"] = rng.integers(CLASSES, size=(BATCH, 1)).astype(np.int32)
+        state, sums = program.train_step(state, metrics, to_devices(batch, mesh))
         losses.append(float(sums["loss"]))
-    kept = jax.tree.leaves((state["params"], state["optimizer"]))
+    kept = jax.tree.leaves((state["params"], state["frozen"], state["optimizer"]))
     here = sum(leaf.addressable_shards[0].data.nbytes for leaf in kept)
     return {"losses": losses, "share": here / sum(leaf.nbytes for leaf in kept)}
+
+
+def make_teacher(image_size: int, folder: Path) -> str:
+    """A folder with a model that is sure of what it says."""
+    values = {name: value for name, value in VIT.items() if name != "name"}
+    model = vit_jax.create_model("ViT-Ti/4", num_classes=CLASSES, image_size=image_size, **values)
+    model.head.kernel[...] += np.random.default_rng(1).normal(size=model.head.kernel.shape)
+    vit_jax.save_model(model, folder, library="timm")
+    return str(folder)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,15 @@ def test_images_are_masked_alike_on_one_device_and_on_eight(results, objective, 
 
 
 @pytest.mark.slow
+def test_teachers_of_both_kinds_say_the_same_on_one_device_and_on_eight():
+    found = losses(*(f"{name}: {mesh}" for name in ("DINO", "distillation") for mesh in ("one", "all")))
+    for name in ("DINO", "distillation"):
+        every, one = found[f"{name}: all"], found[f"{name}: one"]
+        np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-5)
+        assert every["share"] < 0.5  # A frozen teacher is divided as the model is.
+
+
+@pytest.mark.slow
 def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT: data"]["share"] == 1
     assert results["ViT, dots: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.

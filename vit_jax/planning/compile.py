@@ -20,8 +20,9 @@ from vit_jax.libtpu import ENVIRONMENT
 from vit_jax.parallel.chips import GIB, Chip, compiler_options, find_chip
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.planning.hlo import Operation, read_operations
+from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import held
-from vit_jax.training.program import abstract_batch, make_program
+from vit_jax.training.program import Program, abstract_batch, make_program
 
 VERSION = "2"  # Of what is kept in the cache, and of how parts are told.
 
@@ -111,11 +112,17 @@ def compile_step(config: ConfigDict, where: Slice, num_classes: int, steps: int)
       UserError: the config does not fit the devices.
     """
     mesh = make_mesh(config.mesh, topology_devices(where))
-    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh)
+    frozen = frozen_shapes(config)
+    program = make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, frozen=frozen)
     batch = abstract_batch(config, mesh)
     lowered = program.train_step.lower(program.state, program.metrics, batch)
     options = compiler_options(where.chip.kind)
-    return compile_lowered(lowered, where, program.state["params"], program.state["optimizer"], options)
+    return compile_lowered(lowered, where, parameters_of(program), program.state["optimizer"], options)
+
+
+def parameters_of(program: Program) -> list[dict]:
+    """All that a step keeps of parameters: the trained ones, their averages, and the frozen ones."""
+    return [program.state[name] for name in ("params", "extra", "memory", "frozen")]
 
 
 def compile_lowered(

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -14,7 +13,8 @@ from vit_jax.planning.compile import Compiled, Memory, Slice, compile_step
 from vit_jax.planning.cost import Cost, Workload, cost, data_set_size
 from vit_jax.planning.hlo import by, total
 from vit_jax.runs.assemble import step_count
-from vit_jax.training.objectives import make_objective
+from vit_jax.runs.frozen_model import frozen_shapes
+from vit_jax.training.objectives import abstract_objective
 from vit_jax.training.program import model_arguments
 
 
@@ -72,7 +72,7 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
     """The work of a config's run; no data is looked at, nothing is allocated."""
     images, num_classes = data_set_size(config, images)
     model = abstract(model_factory(num_classes=num_classes, **model_arguments(config)))
-    objective = abstract(partial(make_objective, config, model))
+    objective = abstract_objective(config, model, frozen=frozen_shapes(config))
     return Workload(
         images=images,
         num_classes=num_classes,

@@ -22,6 +22,7 @@ from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mes
 from vit_jax.planning.compile import Memory, Slice
 from vit_jax.planning.cost import Workload, cost
 from vit_jax.planning.estimate import Estimate, choices
+from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import PRODUCTS, bytes_of, most_alive
 from vit_jax.training.program import abstract_batch, make_program
 
@@ -48,24 +49,29 @@ def estimate_best(config: ConfigDict, job: Workload, where: Slice, prices: dict[
     local.batch_size = config.batch_size // parts
     local.mesh.data, local.mesh.fsdp, local.mesh.tensor = 1, 1, 1
     mesh = make_mesh(local.mesh, jax.devices("cpu")[:1])
-    program = make_program(local, num_classes=job.num_classes, steps=job.steps, mesh=mesh)
+    frozen = frozen_shapes(local)
+    program = make_program(local, num_classes=job.num_classes, steps=job.steps, mesh=mesh, frozen=frozen)
     batch = abstract_batch(local, mesh)
     jaxpr = program.train_step.trace(program.state, program.metrics, batch).jaxpr.jaxpr
 
     chip = where.chip
     work = _Work(chip)
     work.count(jaxpr)
-    state = {name: bytes_of(jax.tree.leaves(program.state[name])) for name in ("params", "optimizer")}
-    on_device = {name: size // (whole.shape["fsdp"] * tensor) for name, size in state.items()}
+    divided = whole.shape["fsdp"] * tensor
+    frozen, changed = (
+        bytes_of(jax.tree.leaves([program.state[name] for name in names])) // divided
+        for names in (["frozen"], ["params", "extra", "memory"])
+    )
+    moments = bytes_of(jax.tree.leaves(program.state["optimizer"])) // divided
     memory = Memory(
-        parameters=on_device["params"],
-        optimizer=on_device["optimizer"],
+        parameters=changed + frozen,
+        optimizer=moments,
         batch=bytes_of(jax.tree.leaves(batch)),
         temporaries=most_alive(jaxpr) // tensor,
         code=0,
     )
     fits = memory.total <= chip.memory_bytes
-    seconds = work.seconds / tensor + 2 * sum(on_device.values()) / chip.memory_bandwidth
+    seconds = work.seconds / tensor + 2 * (changed + moments) / chip.memory_bandwidth
     return Estimate(
         model=config.model.name,
         where=where,

@@ -22,6 +22,7 @@ from vit_jax.parallel.peers import Peers
 from vit_jax.runs.caller import Caller
 from vit_jax.runs.device_feed import Feed
 from vit_jax.runs.evaluator import test_crop
+from vit_jax.runs.frozen_model import FrozenModel, open_frozen
 from vit_jax.runs.splits import SPOKEN, Splits, open_splits
 from vit_jax.runs.warm_start import Origin, find_origin
 from vit_jax.training.objectives import objective_of
@@ -55,6 +56,7 @@ class Parts(NamedTuple):
       num_classes: width of the head; 0 for an objective without labels.
       steps: length of the run.
       origin: the model, and where its first parameters come from.
+      frozen: the model that the objective learns from; None: there is none.
       program: the training step, with the objective, the optimizer and the schedule.
       caller: what a program handed in.
     """
@@ -66,6 +68,7 @@ class Parts(NamedTuple):
     num_classes: int
     steps: int
     origin: Origin
+    frozen: FrozenModel | None
     program: Program
     caller: Caller
 
@@ -76,7 +79,7 @@ class Parts(NamedTuple):
     def program_of(self, config: ConfigDict) -> Program:
         """The program that another config would have for the same data."""
         origin = find_origin(config, self.num_classes, self.caller.model)
-        return _program(config, make_mesh(config.mesh), origin, self.num_classes, self.steps)
+        return _program(config, make_mesh(config.mesh), origin, self.frozen, self.num_classes, self.steps)
 
 
 def assemble(
@@ -108,16 +111,26 @@ def assemble(
     steps = step_count(config, len(splits.train))
     begins("opening the checkpoint to start from")
     origin = find_origin(config, num_classes, caller.model)
+    frozen = open_frozen(config, splits.train.class_names)
     seen = with_images_of(config, origin)
     begins("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers)
     begins("making the program")
-    program = _program(config, mesh, origin, num_classes, steps)
-    return Parts(seen, mesh, splits, suites, num_classes, steps, origin, program, caller)
+    program = _program(config, mesh, origin, frozen, num_classes, steps)
+    return Parts(seen, mesh, splits, suites, num_classes, steps, origin, frozen, program, caller)
 
 
-def _program(config: ConfigDict, mesh: Mesh, origin: Origin, num_classes: int, steps: int) -> Program:
-    return make_program(config, num_classes=num_classes, steps=steps, mesh=mesh, build=origin.build)
+def _program(
+    config: ConfigDict, mesh: Mesh, origin: Origin, frozen: FrozenModel | None, num_classes: int, steps: int
+) -> Program:
+    return make_program(
+        config,
+        num_classes=num_classes,
+        steps=steps,
+        mesh=mesh,
+        build=origin.build,
+        frozen=frozen and frozen.model,
+    )
 
 
 def class_count(config: ConfigDict, source: Source) -> int:

@@ -318,19 +318,19 @@ class Checkpoints:
 
 
 def as_items(state: State, metrics: Metrics) -> dict:
-    """The content of a checkpoint, in items that can be read alone."""
+    """The content of a checkpoint, in items that can be read alone; a frozen model can be read again."""
     run = {"step": state["step"], "skipped": state["skipped"], "metrics": metrics}
     items = {name: state[name] for name in ("params", "extra", "optimizer") if state[name]}
     return items | state["memory"] | {"run": run}
 
 
 def from_items(items: dict) -> tuple[State, Metrics]:
-    """The state and the metrics of a checkpoint."""
+    """The state and the metrics of a checkpoint, without a frozen model."""
     run = dict(items["run"])
     metrics = run.pop("metrics")
     weights = {"params": items["params"], "extra": items.get("extra", {})}
     memory = {name: item for name, item in items.items() if name not in (*weights, "optimizer", "run")}
-    return weights | {"memory": memory, "optimizer": items["optimizer"]} | run, metrics
+    return weights | {"memory": memory, "frozen": {}, "optimizer": items["optimizer"]} | run, metrics
 
 
 def load_items(folder: Path, like: dict, which: str = "") -> dict:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import params_of
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
@@ -102,7 +103,8 @@ def _take_workdir(
     images = {name: len(source) for name, source in splits.named.items()}
     names = splits.train.class_names if objective_of(config).labels else ()
     manifest = make_manifest(parts.steps, names, images, origin.model, origin.arguments, origin.interpolation)
-    manifest |= _identified(config, parts)
+    watchdog.begins("reading the frozen model")
+    manifest |= _identified(config, parts, peers)
     watchdog.begins(f"taking the workdir {workdir}")
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
@@ -112,7 +114,7 @@ def _take_workdir(
         console.say(
             f"note: this run began with an earlier vit_jax, and goes on as it began: {', '.join(kept)}"
         )
-    console.say(describe(parts.config, manifest, program, origin))
+    console.say(describe(parts, manifest))
     for note in notes(parts.config, splits):
         console.say(note)
     if len(splits.train) < config.batch_size:
@@ -122,14 +124,18 @@ def _take_workdir(
     return lock, console
 
 
-def _identified(config: ConfigDict, parts: Parts) -> dict:
-    """Values of the manifest for what a program handed in, since the config does not name it."""
+def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
+    """Values of the manifest for what the config does not say: what a program handed in, and what is in the
+    file of the frozen model."""
     values = {}
     if parts.caller.data is not None:
         named = parts.splits.named
         values["data"] = {name: fingerprint(source, 256) for name, source in named.items()}
     if parts.caller.model is not None:
-        values["parameters"] = fingerprint_of(parts.caller.model)
+        values["parameters"] = fingerprint_of(sorted(params_of(parts.caller.model).items()))
+    if parts.frozen is not None:
+        values["frozen"] = {"parameters": parts.frozen.fingerprint()}
+        peers.agree("the frozen model", values["frozen"])
     if is_handed_in(config):
         kind = objective_of(config)
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -241,10 +247,12 @@ class Run:
 
     def _restore(self, peers: Peers) -> int:
         """Sets the state and the metrics to the newest checkpoint's, or to the first; returns their step."""
-        program, origin = self.program, self.parts.origin
+        program, origin, frozen = self.program, self.parts.origin, self.parts.frozen
+        frozen = frozen.read() if frozen else {}
         if restored := self.checkpoints.restore_newest(as_items(program.state, program.metrics)):
             step, items = restored
             self.state, self.metrics = from_items(items)
+            self.state["frozen"] = program.placed_frozen(frozen)
             self.console.say(f"continuing from {self.checkpoints.folder / str(step)}")
             return step
         self.watchdog.begins("making the first parameters")
@@ -253,7 +261,7 @@ class Run:
             leaves = jax.tree.leaves_with_path(params)
             sums = {path_name(path): zlib.crc32(x) for path, x in leaves}
             peers.agree("the checkpoint to start from", sums)
-        self.state = program.initial_state(self.config.seed, params)
+        self.state = program.initial_state(self.config.seed, params, frozen)
         self.metrics = program.initial_metrics()
         return 0
 

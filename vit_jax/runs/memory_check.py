@@ -30,7 +30,7 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 class Needs(NamedTuple):
     """Bytes on each device, at best: what a compiler adds is not in it."""
 
-    parameters: int  # Also an average of them, where a run keeps one.
+    parameters: int  # Also an average of them, where a run keeps one, and those of a frozen model.
     optimizer: int
     gradients: int
     batch: int
@@ -61,7 +61,7 @@ def needs_of(program: Program, config: ConfigDict, max_labels: int) -> Needs:
     leaves = zip(*map(jax.tree.leaves, (weights, trained(config, weights))), strict=True)
     moving = [x for x, moves in leaves if moves]
     return Needs(
-        parameters=held(weights) + held(program.state["memory"]),
+        parameters=sum(held(x) for x in (weights, program.state["memory"], program.state["frozen"])),
         optimizer=held(program.state["optimizer"]),
         gradients=held(moving),
         batch=held(batch),

@@ -7,13 +7,13 @@ from clu import parameter_overview
 from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline import decoders
-from vit_jax.runs.warm_start import Origin
+from vit_jax.runs.assemble import Parts
 from vit_jax.training.lora import objective_weights
-from vit_jax.training.program import Program
 
 
-def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origin) -> str:
+def describe(parts: Parts, manifest: dict) -> str:
     """Parameters, data and devices of a run; the layers of the encoder are shown as one."""
+    config, program, origin = parts.config, parts.program, parts.origin
     shown = params = program.state["params"]
     if blocks := params.get("blocks"):
         stacked = jax.tree.map(
@@ -36,6 +36,7 @@ def describe(config: ConfigDict, manifest: dict, program: Program, origin: Origi
             + (classes if manifest["num_classes"] else ""),
             f"decodes  {_decoders(config, images['train'])}",
             f"trains   {objective}",
+            *(f"frozen   {line}" for line in (parts.frozen.found if parts.frozen else ())),
             f"devices  {manifest['devices']}, {manifest['processes']} process(es), "
             f"batch {config.batch_size} ({config.batch_size / jax.device_count():g} a device)"
             + "".join(f", {axis} {size}" for axis, size in program.mesh.shape.items() if size > 1),

@@ -1,7 +1,7 @@
 """The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,11 +144,12 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
     )
 
 
-def fingerprint_of(model: ImageModel) -> str:
-    """A checksum of a model's parameters, for the same model and no other."""
+def fingerprint_of(params: Iterable[tuple[str, Any]]) -> str:
+    """A checksum of parameters and their paths, in this order, for the same ones and no others."""
     total = 0
-    for path, x in sorted(params_of(model).items()):
-        total = zlib.crc32(np.ascontiguousarray(x), zlib.crc32(path.encode(), total))
+    for path, x in params:
+        values = np.ascontiguousarray(x).view(np.uint8)  # NumPy gives no buffer of bfloat16.
+        total = zlib.crc32(values, zlib.crc32(path.encode(), total))
     return f"{total:08x}"
 
 

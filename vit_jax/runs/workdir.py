@@ -85,7 +85,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> bool:
                 "give another --workdir, or the config it was started with"
             )
         as_saved = json.loads(json.dumps(manifest))
-        _check_same(workdir, _handed_in(saved.manifest), _handed_in(as_saved))
+        _check_same(workdir, _identity(saved.manifest), _identity(as_saved))
         return True
     # What an earlier start left that was killed while it made the workdir.
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)
@@ -94,22 +94,24 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> bool:
     return False
 
 
-def _handed_in(manifest: dict) -> dict[str, dict]:
-    """The values that identify each thing a program handed in, by its name in words."""
+def _identity(manifest: dict) -> dict[str, dict]:
+    """The values that identify each thing that the config does not, by its name in words."""
     given = {f"{name} data": known for name, known in manifest.get("data", {}).items()}
     if "parameters" in manifest:
         model = {key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL}
         given["model"] = {"parameters": manifest["parameters"]} | model
+    if "frozen" in manifest:
+        given["frozen model"] = manifest["frozen"]
     return given
 
 
 def _check_same(workdir: Path, saved: dict, given: dict) -> None:
-    """Raises UserError where a program hands in something else than the run began with."""
+    """Raises UserError where something else is given than the run began with."""
     for name, known in saved.items():
         if differing := [key for key, value in known.items() if given.get(name, {}).get(key) != value]:
             raise UserError(
-                f"{workdir} belongs to a run of other {name} (other {', '.join(differing)}); hand in "
-                "what it was started with, or give another workdir"
+                f"{workdir} belongs to a run of other {name} (other {', '.join(differing)}); give "
+                "what it was started with, or another workdir"
             )
 
 

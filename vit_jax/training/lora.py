@@ -70,6 +70,11 @@ def objective_weights(weights: Weights) -> dict:
     return weights["extra"].get("objective", {})
 
 
+def with_frozen(own: dict, frozen: dict) -> dict:
+    """All parameters of an objective: its own, and those of its frozen model, if it has one."""
+    return own | ({"frozen": frozen} if frozen else {})
+
+
 def effective(weights: Weights) -> dict:
     """The parameters that the model computes with: kernel + down x up where there is a low-rank change."""
     lora = weights["extra"].get("lora", {})

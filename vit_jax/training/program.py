@@ -14,11 +14,12 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, family_of, model_factory
+from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
-from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained
-from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained, with_frozen
+from vit_jax.training.objectives import abstract_objective, make_objective, objective_of
 from vit_jax.training.objectives.objective import Objective
 from vit_jax.training.optimizer import make_optimizer
 from vit_jax.training.schedule import make_schedule
@@ -41,7 +42,7 @@ class Program(NamedTuple):
     build: Callable[..., nnx.Module]  # Makes the model from `rngs=`.
     init_extra: Callable[[dict], dict]  # What only training has, from the model's parameters.
     graphdef: nnx.GraphDef  # Of the model.
-    objective: nnx.GraphDef
+    objective: nnx.GraphDef  # With its frozen model.
     judged_by: str | None  # The memory that holds the parameters that are judged; None: those trained.
     optimizer: optax.GradientTransformation
     schedule: Callable[[jax.Array], jax.Array]
@@ -50,21 +51,28 @@ class Program(NamedTuple):
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
 
-    def initial_state(self, seed: int, params: dict | None = None) -> State:
+    def initial_state(self, seed: int, params: dict | None = None, frozen: dict | None = None) -> State:
         """The state before the first step, each process making what its devices hold.
 
         Args:
           params: the model's parameters, on the host; None draws them.
+          frozen: the parameters of the frozen model, on the host, where the objective has one.
         """
         weights = self._on_host(lambda: self._first_weights(seed, params))
         weights = jax.tree.map(lambda x, like: place(x, like.sharding), weights, weights_of(self.state))
-        objective = nnx.merge(self.objective, objective_weights(weights))
+        frozen = self.placed_frozen(frozen or {})
+        objective = nnx.merge(self.objective, with_frozen(objective_weights(weights), frozen))
         memory = objective.first_memory(effective(weights))
         memory = jax.tree.map(lambda x, like: _copy(x, like.sharding), memory, self.state["memory"])
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
-        state = init_state(weights, memory, jax.jit(self.optimizer.init, out_shardings=places)(weights))
+        moments = jax.jit(self.optimizer.init, out_shardings=places)(weights)
+        state = init_state(weights, memory, frozen, moments)
         counts = jax.device_put({name: state[name] for name in ("step", "skipped")}, replicated(self.mesh))
         return state | counts
+
+    def placed_frozen(self, params: dict) -> dict:
+        """The frozen model's parameters in their places, from the host."""
+        return jax.tree.map(lambda x, like: place(x, like.sharding), params, self.state["frozen"])
 
     def judged(self, state: State) -> Judged:
         """The parameters that a run is judged by and leaves behind."""
@@ -74,17 +82,18 @@ class Program(NamedTuple):
         else:
             params = effective(weights_of(state)) if state["extra"] else state["params"]
         update = state["step"] - state["skipped"]["total"]
-        return Judged(params, objective_weights(state), memory, update)
+        return Judged(params, with_frozen(objective_weights(state), state["frozen"]), memory, update)
 
     def judged_places(self) -> Judged:
         """Shardings of what is judged."""
-        params, own = self.state["params"], objective_weights(self.state)
-        judged = Judged(params, own, self.state["memory"], self.state["step"])
+        own = with_frozen(objective_weights(self.state), self.state["frozen"])
+        judged = Judged(self.state["params"], own, self.state["memory"], self.state["step"])
         return jax.tree.map(lambda x: x.sharding, judged)
 
     def abstract_objective(self) -> Objective:
         """The objective without its parameters: what it says of itself."""
-        return nnx.merge(self.objective, objective_weights(self.state))
+        own = with_frozen(objective_weights(self.state), self.state["frozen"])
+        return nnx.merge(self.objective, own)
 
     def flops(self) -> float:
         """Those of a training step for each image, at least."""
@@ -123,11 +132,13 @@ def make_program(
     steps: int,
     mesh: Mesh,
     build: Callable[..., nnx.Module] | None = None,
+    frozen: ImageModel | None = None,
 ) -> Program:
     """The program of a run of so many steps, for the devices of `mesh`, which need not exist here.
 
     Args:
       build: makes the model from `rngs=`; None: as the config names it.
+      frozen: the model that the objective asked for by `learns_from`, with shapes in place of arrays.
 
     Raises:
       UserError: the model, the schedule or the batch does not fit the config or the mesh.
@@ -142,32 +153,34 @@ def make_program(
             f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
             f"layer, and a {type(model).__name__} has none; use 1"
         )
-    frozen = config.finetune.train != "all"
-    optimizer = make_optimizer(
-        config.optimizer, schedule, partial(trained, config) if frozen else None, layer
-    )
+    changes = None if config.finetune.train == "all" else partial(trained, config)
+    optimizer = make_optimizer(config.optimizer, schedule, changes, layer)
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
-    make_own = partial(make_objective, config, model, steps=steps)
-    objective, own = nnx.split(abstract(make_own))
+    held = {} if frozen is None else nnx.to_pure_dict(nnx.state(frozen))
+    whole = abstract_objective(config, model, steps=steps, frozen=frozen)
+    objective = nnx.graphdef(whole)
 
     def make_extra(params):
         key = jax.random.fold_in(jax.random.key(config.seed), OBJECTIVE)
-        own = nnx.state(make_own(rngs=nnx.Rngs(params=key)))
+        own = nnx.state(make_objective(config, model, steps=steps, frozen=frozen, rngs=nnx.Rngs(params=key)))
         return init_extra(config, params) | ({"objective": nnx.to_pure_dict(own)} if own else {})
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
-    memory = jax.eval_shape(
-        lambda weights: nnx.merge(objective, objective_weights(weights)).first_memory(effective(weights)),
-        weights,
-    )
+
+    def first_memory(weights, frozen):
+        own = with_frozen(objective_weights(weights), frozen)
+        return nnx.merge(objective, own).first_memory(effective(weights))
+
+    memory = jax.eval_shape(first_memory, weights, held)
     optimizer_state = jax.eval_shape(optimizer.init, weights)
-    state = jax.tree.map(_shape, init_state(weights, memory, optimizer_state))
+    state = jax.tree.map(_shape, init_state(weights, memory, held, optimizer_state))
     everywhere = replicated(mesh)
     shardings = jax.tree.map(lambda _: everywhere, state) | {
         "params": parameter_shardings(mesh, params),
         "extra": parameter_shardings(mesh, weights["extra"]),
         "memory": parameter_shardings(mesh, memory),
+        "frozen": parameter_shardings(mesh, held),
         "optimizer": optimizer_shardings(mesh, weights, optimizer_state),
     }
     return Program(
@@ -180,7 +193,7 @@ def make_program(
         schedule,
         mesh,
         jax.tree.map(_shape, state, shardings),
-        jax.tree.map(lambda x: _shape(x, everywhere), init_metrics(nnx.merge(objective, own).metrics)),
+        jax.tree.map(lambda x: _shape(x, everywhere), init_metrics(whole.metrics)),
         make_train_step(graphdef, objective, optimizer, config, mesh, shardings),
     )
 

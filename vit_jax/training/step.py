@@ -1,8 +1,9 @@
 """The training step and the evaluation step: pure functions of plain pytrees, compiled once.
 
-The train state is `{"params", "extra", "memory", "optimizer", "step", "skipped"}`, of which `extra` (what
-only training has) and `memory` (what the objective remembers) may be empty; every random number of step t is
-drawn from a key folded from (seed, t), so nothing random is kept between steps.
+The train state is `{"params", "extra", "memory", "frozen", "optimizer", "step", "skipped"}`, of which `extra`
+(what only training has), `memory` (what the objective remembers) and `frozen` (the parameters of its frozen
+model, which no step changes) may be empty; every random number of step t is drawn from a key folded from
+(seed, t), so nothing random is kept between steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from vit_jax.options import Option, one_of, whole
 from vit_jax.parallel.chips import compiler_options
 from vit_jax.parallel.mesh import BATCH, replicated, split_batch
 from vit_jax.parallel.sharding import place_activation
-from vit_jax.training.lora import Weights, effective, objective_weights, trained
+from vit_jax.training.lora import Weights, effective, objective_weights, trained, with_frozen
 from vit_jax.training.mixing import augment
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.objective import Loss, Now
@@ -58,7 +59,7 @@ class Judged(NamedTuple):
 
     Attributes:
       params: of the model: those that the objective judges by.
-      own: the objective's parameters.
+      own: the objective's parameters, with those of its frozen model.
       memory: what it remembers.
       update: number of the last update.
     """
@@ -79,10 +80,10 @@ def init_metrics(names: Sequence[str]) -> Metrics:
     return sums | {"skipped": _no_skips()}
 
 
-def init_state(weights: Weights, memory: dict, optimizer_state) -> State:
+def init_state(weights: Weights, memory: dict, frozen: dict, optimizer_state) -> State:
     """The state before the first step; `skipped` counts updates left out, in all and just now in a row."""
     counts = {"step": np.int32(0), "skipped": _no_skips()}
-    return weights | {"memory": memory, "optimizer": optimizer_state} | counts
+    return weights | {"memory": memory, "frozen": frozen, "optimizer": optimizer_state} | counts
 
 
 def weights_of(state: State) -> Weights:
@@ -97,7 +98,7 @@ def _no_skips() -> dict[str, np.int32]:
 def make_gradients(
     graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh
 ) -> Callable[..., tuple]:
-    """Makes `(weights, memory, update, batch, key) -> ((means, gradient), seen)`, means of a batch.
+    """Makes `(weights, frozen, memory, update, batch, key) -> ((means, gradient), seen)`, means of a batch.
 
     With `config.micro_batches` above 1 the batch is cut up, and each part drops out by its own key. `seen` is
     what the objective saw of each image, in the batch's order.
@@ -112,25 +113,25 @@ def make_gradients(
             "mesh.fsdp=1 and mesh.tensor=1"
         )
 
-    def loss_of(weights, memory, update, micro, key):
+    def loss_of(weights, frozen, memory, update, micro, key):
         # The backward pass computes nothing for what is frozen.
         weights = jax.tree.map(
             lambda x, changes: x if changes else jax.lax.stop_gradient(x), weights, trained(config, weights)
         )
         now = Now(nnx.Rngs(dropout=key), memory, update)
         with jax.named_scope("loss"):
-            own = objective_weights(weights)
+            own = with_frozen(objective_weights(weights), frozen)
             loss = _loss(graphdef, objective, mesh, effective(weights), own, micro, now, alone=once)
             return loss.each.mean(), (jax.tree.map(jnp.mean, loss.metrics), loss.seen)
 
     gradient_of = jax.value_and_grad(loss_of, has_aux=True)
 
-    def accumulate(weights, memory, update, batch, key):
+    def accumulate(weights, frozen, memory, update, batch, key):
         """`((loss, metrics), gradient)`, means over the batch, and what the objective saw of its images."""
         parts = config.micro_batches
 
         def micro_gradient(micro, key):
-            (loss, (more, seen)), gradient = gradient_of(weights, memory, update, micro, key)
+            (loss, (more, seen)), gradient = gradient_of(weights, frozen, memory, update, micro, key)
             return ((loss, more), gradient), seen
 
         if parts == 1:
@@ -162,7 +163,7 @@ def make_gradients(
     if once:
         # Each device sums its own gradients; XLA would add up every product at once, in its type.
         same, divided = PartitionSpec(), PartitionSpec(BATCH)
-        places = (same, same, same, divided, same)
+        places = (same, same, same, same, divided, same)
         return jax.shard_map(
             accumulate_alone, mesh=mesh, in_specs=places, out_specs=(same, divided), check_vma=False
         )
@@ -200,14 +201,15 @@ def make_train_step(
     def train_step(state, metrics, batch):
         step = state["step"] + 1
         key = jax.random.fold_in(jax.random.key(config.seed), step)
-        old, drawing = weights_of(state), jax.random.fold_in(key, PREPARE)
+        old, frozen, drawing = weights_of(state), state["frozen"], jax.random.fold_in(key, PREPARE)
         with jax.named_scope("augmentation"):
             batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
             numbers = jnp.arange(config.batch_size)
-            batch = _prepare(objective, objective_weights(old), mesh, batch, drawing, numbers)
+            own = with_frozen(objective_weights(old), frozen)
+            batch = _prepare(objective, own, mesh, batch, drawing, numbers)
         with jax.named_scope("gradients"):
             update = step - state["skipped"]["total"]
-            ((loss, more), gradient), seen = gradients(old, state["memory"], update, batch, key)
+            ((loss, more), gradient), seen = gradients(old, frozen, state["memory"], update, batch, key)
         with jax.named_scope("optimizer"):
             norm = optax.tree.norm(gradient)
             updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
@@ -229,12 +231,13 @@ def make_train_step(
             metrics = {name: metrics[name] + jnp.where(finite, value, 0) for name, value in sums.items()}
             metrics["skipped"] = skipped
         with jax.named_scope("memory"):
-            memory = nnx.merge(objective, objective_weights(weights)).remember(
+            own = with_frozen(objective_weights(weights), frozen)
+            memory = nnx.merge(objective, own).remember(
                 state["memory"], effective(weights), seen, step - skipped["total"]
             )
             memory = jax.tree.map(guarded, memory, state["memory"])
-        new = {"memory": memory, "optimizer": optimizer_state, "step": step, "skipped": skipped}
-        return weights | new, metrics
+        new = {"memory": memory, "frozen": frozen, "optimizer": optimizer_state}
+        return weights | new | {"step": step, "skipped": skipped}, metrics
 
     everywhere = replicated(mesh)
     return jax.jit(

@@ -6,14 +6,18 @@ All objectives go through the one step of `training/step.py`.
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from functools import partial
 
 from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.models import abstract
+from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
+from vit_jax.training.objectives.distillation import Distillation
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
 from vit_jax.training.objectives.objective import Objective
@@ -23,6 +27,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "masked_patch": MaskedPatch,
     "mae": MAE,
     "dino": DINO,
+    "distillation": Distillation,
 }
 
 # The one that a program hands in, seen by its call of `vit_jax.train` and by no other thread's.
@@ -71,13 +76,32 @@ def objective_of(config: ConfigDict) -> type[Objective]:
     return handed_in if handed_in and is_handed_in(config) else OBJECTIVES[config.objective.name]
 
 
-def make_objective(config: ConfigDict, model: nnx.Module, *, rngs: nnx.Rngs, steps: int = 1) -> Objective:
-    """The config's objective for a model, which may be abstract.
+def make_objective(
+    config: ConfigDict,
+    model: nnx.Module,
+    *,
+    rngs: nnx.Rngs,
+    steps: int = 1,
+    frozen: ImageModel | None = None,
+) -> Objective:
+    """The config's objective for a model, which may be abstract, and without its frozen model.
 
     Args:
       steps: of the run, over which schedules go.
+      frozen: the abstract model that the objective asked for by `learns_from`.
 
     Raises:
       UserError: it does not fit the model or the config's other values.
     """
-    return objective_of(config).make(config, model, steps, rngs)
+    more = {} if frozen is None else {"frozen": frozen}
+    return objective_of(config).make(config, model, steps, rngs, **more)
+
+
+def abstract_objective(
+    config: ConfigDict, model: nnx.Module, *, steps: int = 1, frozen: ImageModel | None = None
+) -> Objective:
+    """What `make_objective` makes, with shapes in place of arrays and with its frozen model."""
+    objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
+    if frozen is not None:
+        objective.frozen = frozen
+    return objective

@@ -66,10 +66,14 @@ class Classification(Objective):
     def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
         """Cross-entropy and precision at 1 of each image."""
         logits = model(batch["image"], now.rngs)
+        losses = self.label_losses(logits, batch, now)
+        return Loss(losses, {"accuracy": correct(logits, batch["labels"])})
+
+    def label_losses(self, logits: jax.Array, batch: Batch, now: Now) -> jax.Array:
+        """The loss of each image under its labels, `[batch]`; in evaluation they are not smoothed."""
         targets = batch_targets(batch, logits.shape[-1], self.loss)
         smoothing = 0.0 if now.rngs is None else self.smoothing
-        losses = classification_loss(logits, targets, self.loss, smoothing)
-        return Loss(losses, {"accuracy": correct(logits, batch["labels"])})
+        return classification_loss(logits, targets, self.loss, smoothing)
 
     def multiply_adds(self, model: nnx.Module) -> float:
         """Those that the papers count."""

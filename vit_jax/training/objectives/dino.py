@@ -144,7 +144,7 @@ class DINO(Objective):
 
     def first_memory(self, params: dict) -> dict[str, Any]:
         centre, mean = np.zeros(self.prototype_count, np.float32), np.zeros(self.feature_count, np.float32)
-        return {"teacher": params, "teacher_head": self._weights(), "centre": centre, "mean": mean}
+        return {"teacher": params, "teacher_head": self.own_weights(), "centre": centre, "mean": mean}
 
     def remember(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
         means = {
@@ -152,7 +152,7 @@ class DINO(Objective):
         }
         return means | {
             "teacher": self.teacher.after(memory["teacher"], params, update),
-            "teacher_head": self.teacher.after(memory["teacher_head"], self._weights(), update),
+            "teacher_head": self.teacher.after(memory["teacher_head"], self.own_weights(), update),
         }
 
     def multiply_adds(self, model: nnx.Module) -> float:
@@ -164,9 +164,6 @@ class DINO(Objective):
 
         images = jax.ShapeDtypeStruct((1, VIEWS, *model.image_size, model.channels), jnp.uint8)
         return traced_multiply_adds(compared, weights, images) * (1 + 1 / 3)
-
-    def _weights(self) -> dict:
-        return nnx.to_pure_dict(nnx.state(self, nnx.Param))
 
 
 def unit(x: jax.Array, axis: int = -1) -> jax.Array:

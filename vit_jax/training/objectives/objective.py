@@ -10,7 +10,9 @@ from ml_collections import ConfigDict
 from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
+from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.training.objectives.frozen import Frozen
 
 Batch = dict[str, jax.Array]
 
@@ -60,17 +62,22 @@ class Objective(nnx.Module):
     Attributes:
       labels: the objective needs labels, and its model a head.
       metrics: what it reports besides the loss, with the format of each: `share`, of 1, or `number`.
+      frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
       pictures: None, or `(model, batch) -> (visible, predicted)`, which draws what is left of the images and
         what is predicted, each `[batch, height, width, channels]` in [0, 255].
     """
 
     labels: ClassVar[bool] = False
     metrics: ClassVar[dict[str, str]] = {}
+    frozen: ImageModel | None = None
     pictures = None
 
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Objective":
         """The config's objective for a model, which may be abstract, in a run of so many steps.
+
+        An objective that asks for a frozen model is made with `frozen=` that one besides, abstract, for its
+        sizes: `self.frozen` is set afterwards.
 
         Raises:
           UserError: it does not fit the model or the config's other values.
@@ -81,6 +88,11 @@ class Objective(nnx.Module):
     def views(config: ConfigDict) -> tuple[View, ...]:
         """The pictures that it wants of an image; the first one is the batch's `image`."""
         return (View(),)
+
+    @staticmethod
+    def learns_from(config: ConfigDict) -> Frozen | None:
+        """The frozen model that it wants beside the one that is trained; None: there is none."""
+        return None
 
     @staticmethod
     def judged(config: ConfigDict) -> str | None:
@@ -114,6 +126,12 @@ class Objective(nnx.Module):
           update: its number, from 1; updates that were left out do not count.
         """
         return memory
+
+    def own_weights(self) -> dict:
+        """Its own parameters, without those of its frozen model: what a memory of them takes."""
+        return {
+            name: x for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items() if name != "frozen"
+        }
 
     def multiply_adds(self, model: nnx.Module) -> float:
         """Those of an image's way to its loss. What has no backward pass counts a third.

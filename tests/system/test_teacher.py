@@ -1,0 +1,51 @@
+"""A run that learns from a frozen teacher: killed, started again, and held to its teacher."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.system.conftest import parameters
+from tests.system.test_interface import small
+from tests.system.test_resume import figures
+
+
+def make_teacher(folder, seed: int):
+    model = vit_jax.create_model(
+        "ViT-Ti/4", num_classes=10, image_size=16, dim=16, depth=1, hidden=16, heads=2
+    )
+    model.head.kernel[...] += np.random.default_rng(seed).normal(size=model.head.kernel.shape)
+    vit_jax.save_model(model, folder, library="timm")
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_path):
+    make_teacher(tmp_path / "teacher", 0)
+
+    def config_of(teacher):
+        values = {"objective.name": "distillation", "objective.teacher": str(teacher)}
+        return small(steps=4, evaluate_every=4, **{"optimizer.average": 0.5}, **values)
+
+    def kill(step, row):
+        if step == 2:
+            raise Killed
+
+    config = config_of(tmp_path / "teacher")
+    vit_jax.train(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        vit_jax.train(config, tmp_path / "killed", on_log=kill)
+    shutil.move(tmp_path / "teacher", tmp_path / "moved")
+    make_teacher(tmp_path / "teacher", 1)
+    with pytest.raises(vit_jax.UserError, match="belongs to a run of other frozen model .*parameters"):
+        vit_jax.train(config, tmp_path / "killed")
+    vit_jax.train(config_of(tmp_path / "moved"), tmp_path / "killed")
+    for one, other in zip(parameters(tmp_path / "killed"), parameters(tmp_path / "whole"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+    shutil.rmtree(tmp_path / "moved")
+    assert vit_jax.load_model(tmp_path / "killed", say=str).num_classes == 10

@@ -1,0 +1,178 @@
+"""Distillation: its loss, and that its frozen teacher stays what it is, wherever it lives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import vit_jax
+from tests.training.objectives.small import SMALL, config_of
+from vit_jax.errors import UserError
+from vit_jax.models import abstract, count_multiply_adds, create_model, model_factory
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.planning.estimate import make_workload
+from vit_jax.runs.checkpoints import as_items
+from vit_jax.runs.frozen_model import open_frozen
+from vit_jax.runs.memory_check import needs_of
+from vit_jax.training.objectives import make_objective
+from vit_jax.training.objectives.objective import EVALUATION, Now
+from vit_jax.training.program import make_program
+
+CLASSES, SIZE = 5, 8
+TEACHER = dict(image_size=SIZE, dim=32, depth=2, hidden=32, heads=2, mean=0.3, deviation=0.2)
+
+
+def saved(model, folder):
+    """A folder with a model in it, whose parameters are nowhere zero."""
+    rng = np.random.default_rng(2)
+    noisy = jax.tree.map(lambda x: x + rng.normal(0, 0.2, x.shape).astype(np.float32), nnx.state(model))
+    nnx.update(model, noisy)
+    vit_jax.save_model(model, folder, library="timm")
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory) -> str:
+    model = vit_jax.create_model("ViT-Ti/4", num_classes=CLASSES, **TEACHER)
+    return saved(model, tmp_path_factory.mktemp("teacher") / "model")
+
+
+def config_for(teacher: str | None, **values):
+    config = config_of("distillation")
+    config.model.update(dict(name="ViT-Ti/4", **SMALL))
+    config.batch_size, config.data.image_size, config.data.test_resize = 16, SIZE, SIZE
+    config.data.flip = False
+    config.optimizer.update(dict(warmup_steps=0, learning_rate=1e-2))
+    config.update_from_flattened_dict({"objective.teacher": teacher} | values)
+    return config
+
+
+def batch_of(images: int = 16) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(CLASSES, size=(images, 1)).astype(np.int32)
+    return {"image": rng.integers(256, size=(images, SIZE, SIZE, 3), dtype=np.uint8), "labels": labels}
+
+
+def stepped(teacher: str, steps: int = 2, devices=None, **values):
+    """The program, the state before and after some steps, and the sums of the metrics."""
+    config = config_for(teacher, **values)
+    frozen = open_frozen(config)
+    mesh = make_mesh(config.mesh, devices)
+    program = make_program(config, num_classes=CLASSES, steps=10, mesh=mesh, frozen=frozen.model)
+    state, sums = program.initial_state(0, frozen=frozen.read()), program.initial_metrics()
+    first = jax.device_get(state)
+    for _ in range(steps):
+        state, sums = program.train_step(state, sums, to_devices(batch_of(), mesh))
+    del sums["skipped"]
+    return program, first, state, jax.device_get(sums)
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_loss_is_the_papers(teacher, kind):
+    share, heat = 0.3, 2.0
+    values = dict(distillation=kind, distillation_share=share, distillation_temperature=heat)
+    student = create_model("ViT-Ti/4", num_classes=CLASSES, image_size=SIZE, **SMALL)
+    nnx.update(student.head, jax.tree.map(lambda x: x + 0.1 * jnp.arange(CLASSES), nnx.state(student.head)))
+    taught = vit_jax.load_model(teacher, say=str)
+    config = config_of("distillation", teacher=teacher, **values)
+    objective = make_objective(config, student, rngs=nnx.Rngs(0), frozen=taught)
+
+    @jax.jit
+    def compute(student, taught, objective, batch):
+        objective.frozen = taught
+        found = objective(student, batch, Now(nnx.Rngs(dropout=0)))
+        tested = objective(student, batch, EVALUATION).each
+        return found, tested, student(batch["image"]), taught(batch["image"])
+
+    batch = batch_of()
+    found, tested, *logits = compute(student, taught, objective, batch)
+    ours, theirs = map(np.asarray, logits)
+    rows, labels = np.arange(16), batch["labels"][:, 0]
+    plain = -log_softmax(ours)[rows, labels]
+    if kind == "hard":
+        taken = -log_softmax(ours)[rows, theirs.argmax(-1)]
+    else:
+        p, q = log_softmax(theirs / heat), log_softmax(ours / heat)
+        taken = heat**2 * (np.exp(p) * (p - q)).sum(-1)
+    np.testing.assert_allclose(found.each, (1 - share) * plain + share * taken, rtol=1e-4, atol=1e-5)
+    assert len({*theirs.argmax(-1)}) > 1
+    np.testing.assert_array_equal(found.metrics["agreement"], ours.argmax(-1) == theirs.argmax(-1))
+    np.testing.assert_array_equal(found.metrics["teacher_accuracy"], theirs.argmax(-1) == labels)
+    np.testing.assert_allclose(tested, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_teacher_sees_pixels_as_its_checkpoint_says_and_no_step_changes_it(teacher):
+    _, first, state, sums = stepped(teacher)
+    frozen = {x.shape for x in jax.tree.leaves(state["frozen"])}
+    assert frozen and not frozen & {x.shape for x in jax.tree.leaves(as_items(state, sums)) if x.ndim > 1}
+    jax.tree.map(np.testing.assert_array_equal, first["frozen"], jax.device_get(state["frozen"]))
+    labels = batch_of()["labels"][:, 0]
+    said = jax.jit(lambda model, images: model(images))
+    right = np.asarray(said(vit_jax.load_model(teacher, say=str), batch_of()["image"])).argmax(-1) == labels
+    assert sums["teacher_accuracy"] / sums["steps"] == pytest.approx(right.mean()) and 0 < right.mean() < 1
+    changed = jax.tree.map(lambda a, b: (a != b).any(), first["params"], jax.device_get(state["params"]))
+    assert any(jax.tree.leaves(changed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("once", ["as_computed", "float32_once"])
+def test_micro_batches_change_no_loss(teacher, once):
+    *_, one = stepped(teacher)
+    *_, several = stepped(teacher, micro_batches=2, **{"optimizer.sum_gradients": once})
+    for name in one:
+        np.testing.assert_allclose(several[name], one[name], rtol=1e-5, err_msg=name)
+
+
+def test_teacher_in_bfloat16_says_what_its_checkpoint_says_in_bfloat16(teacher):
+    frozen = open_frozen(config_for(teacher, **{"objective.teacher_dtype": "bfloat16"}))
+    graphdef, said = nnx.graphdef(frozen.model), jax.jit(lambda model, images: model(images))
+    kept = nnx.merge(graphdef, jax.tree.map(jnp.asarray, frozen.read()))
+    loaded = vit_jax.load_model(teacher, say=str, dtype="bfloat16")
+    images = batch_of()["image"]
+    np.testing.assert_array_equal(said(kept, images), said(loaded, images))
+    whole, half = (
+        sum(x.nbytes for x in jax.tree.leaves(read))
+        for read in (open_frozen(config_for(teacher)).read(), frozen.read())
+    )
+    assert half < 0.65 * whole
+
+
+def test_memory_and_plan_count_the_teacher(teacher):
+    program, first, *_ = stepped(teacher, steps=0, devices=jax.devices()[:1])
+    config = config_for(teacher, epochs=5.0, **{"data.source": "digits", "data.num_classes": CLASSES})
+    held = sum(x.nbytes for x in jax.tree.leaves((first["params"], first["frozen"])))
+    assert needs_of(program, config, 1).parameters == held
+    student = abstract(model_factory("ViT-Ti/4", num_classes=CLASSES, image_size=SIZE, **SMALL))
+    theirs = count_multiply_adds(open_frozen(config).model)
+    assert make_workload(config, None).multiply_adds == count_multiply_adds(student) + theirs / 3
+    assert program.flops() == 6 * make_workload(config, None).multiply_adds
+
+
+def refused(message: str, teacher: str | None, **values) -> None:
+    config = config_for(teacher, **values)
+    with pytest.raises(UserError, match=message):
+        frozen = open_frozen(config, tuple("abcde"))
+        make_program(config, num_classes=CLASSES, steps=2, mesh=make_mesh(config.mesh), frozen=frozen.model)
+
+
+def test_teachers_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path):
+    def other(name, classes, **values):
+        made = vit_jax.create_model("ViT-Ti/4", num_classes=classes, **TEACHER | values)
+        return saved(made, tmp_path / name)
+
+    refused("learns from a frozen model: give config.objective.teacher", None)
+    refused("objective.teacher='/nowhere': there is no /nowhere", "/nowhere")
+    refused("objective.teacher=.* has 7 classes, and the data 5", other("seven", 7))
+    refused("objective.teacher=.* is no classifier: it has features, but no head", other("headless", 0))
+    refused("objective.teacher=.* does not divide the image of 10x10", teacher, **{"data.image_size": 10})
+    refused("compares distributions .*loss.name='softmax'", teacher, **{"loss.name": "sigmoid"})
+    refused(
+        "objective.teacher is .*classification' learns from no teacher",
+        teacher,
+        **{"objective.name": "classification"},
+    )

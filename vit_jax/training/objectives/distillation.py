@@ -1,0 +1,122 @@
+"""Distillation of a frozen classifier (Hinton, Vinyals and Dean, 2015; 1503.02531)."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models import count_multiply_adds
+from vit_jax.models.image_model import ImageModel
+from vit_jax.options import SHARE, Option, number, one_of
+from vit_jax.training.objectives.classification import Classification, correct
+from vit_jax.training.objectives.frozen import Frozen, teacher_of
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
+
+OPTIONS = {
+    "objective.distillation": Option(
+        "soft",
+        one_of("soft", "hard"),
+        "What distillation takes of the teacher: probabilities, or its choice.",
+    ),
+    "objective.distillation_share": Option(0.5, SHARE, "Share of the teacher in distillation's loss."),
+    "objective.distillation_temperature": Option(
+        1.0, number(1e-3, 1000.0), "Temperature of both distributions in soft distillation."
+    ),
+}
+
+
+class Distillation(Classification):
+    """Learns the labels, and what a frozen teacher says of the same pixels.
+
+    With the share s of the teacher the loss is (1 - s) times the classification's, plus s times
+
+    - `soft`: t^2 KL(teacher || student), both distributions at the temperature t (1503.02531, section 2);
+    - `hard`: the cross-entropy with the class that the teacher chooses (DeiT, 2012.12877, equation 3).
+
+    In evaluation the loss is the classification's alone.
+
+    Args:
+      kind: `soft` or `hard`.
+      share: of the teacher.
+      temperature: of both distributions, where `soft`.
+      **values: of `Classification`.
+    """
+
+    metrics: ClassVar = Classification.metrics | {"teacher_accuracy": "share", "agreement": "share"}
+
+    def __init__(self, kind: str, share: float, temperature: float, **values: Any):
+        super().__init__(**values)
+        self.kind, self.share, self.temperature = kind, share, temperature
+
+    @staticmethod
+    def learns_from(config: ConfigDict) -> Frozen:
+        return teacher_of(config, image_size=config.data.image_size)
+
+    @classmethod
+    def make(
+        cls,
+        config: ConfigDict,
+        model: nnx.Module,
+        steps: int,
+        rngs: nnx.Rngs,
+        *,
+        frozen: ImageModel,
+    ) -> "Distillation":
+        plain, values = Classification.make(config, model, steps, rngs), config.objective
+        if plain.loss != "softmax":
+            raise UserError(
+                f"config.loss.name={plain.loss!r} sums over classes that exclude no other; "
+                "config.objective.name='distillation' compares distributions over them: loss.name='softmax'"
+            )
+        if not frozen.num_classes:
+            raise UserError(
+                f"config.objective.teacher={values.teacher!r} is no classifier: it has features, but no head"
+            )
+        if frozen.num_classes != model.num_classes:
+            raise UserError(
+                f"config.objective.teacher={values.teacher!r} has {frozen.num_classes:,} classes, and the "
+                f"data {model.num_classes:,}: take a teacher of the same classes"
+            )
+        return cls(
+            values.distillation,
+            values.distillation_share,
+            values.distillation_temperature,
+            loss=plain.loss,
+            smoothing=plain.smoothing,
+            average=plain.average,
+        )
+
+    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+        """The loss of each image; how often teacher and student are right, and how often they agree."""
+        logits = model(batch["image"], now.rngs)
+        said = self.frozen(batch["image"]).astype(jnp.float32)
+        losses = self.label_losses(logits, batch, now)
+        if now.rngs is not None:
+            losses = (1 - self.share) * losses + self.share * self.teacher_losses(logits, said)
+        return Loss(
+            losses,
+            {
+                "accuracy": correct(logits, batch["labels"]),
+                "teacher_accuracy": correct(said, batch["labels"]),
+                "agreement": logits.argmax(-1) == said.argmax(-1),
+            },
+        )
+
+    def teacher_losses(self, logits: jax.Array, said: jax.Array) -> jax.Array:
+        """The loss of each image under the teacher's logits, `[batch]`.
+
+        Args:
+          logits, said: the student's and the teacher's, `[batch, classes]`.
+        """
+        if self.kind == "hard":
+            return optax.softmax_cross_entropy_with_integer_labels(logits, said.argmax(-1))
+        ours, theirs = (jax.nn.log_softmax(x / self.temperature) for x in (logits, said))
+        return self.temperature**2 * (jnp.exp(theirs) * (theirs - ours)).sum(-1)
+
+    def multiply_adds(self, model: nnx.Module) -> float:
+        """Those of the student, and of the teacher, which has no backward pass."""
+        return super().multiply_adds(model) + count_multiply_adds(self.frozen) / 3

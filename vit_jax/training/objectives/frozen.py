@@ -1,0 +1,56 @@
+"""The frozen model that an objective learns from, such as a teacher: what it is asked for by.
+
+It is not trained, averaged or saved: it is read again where a run goes on. Who opens it hands it in, so that
+nothing here knows formats of files.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.options import Option, one_of, text
+
+OPTIONS = {
+    "objective.teacher": Option(
+        None,
+        text(r".+", "a checkpoint"),
+        "The frozen model that distillation learns from: what `load_model` takes.",
+        operational=True,  # It may have been moved: its parameters are compared.
+    ),
+    "objective.teacher_dtype": Option(
+        None,
+        one_of("float32", "bfloat16"),
+        "What the frozen model computes in; its kernels are kept in it too. None: as its checkpoint says.",
+    ),
+}
+
+
+class Frozen(NamedTuple):
+    """A wish for a frozen model.
+
+    Attributes:
+      source: where it is: what `load_model` takes.
+      changes: arguments of the model to change, as of `load_model`, such as `dict(image_size=448)`.
+    """
+
+    source: str
+    changes: Mapping[str, Any] = {}
+
+
+def teacher_of(config: ConfigDict, **changes: Any) -> Frozen:
+    """The wish for the config's teacher, with some arguments of the model changed.
+
+    Raises:
+      UserError: the config names none.
+    """
+    values = config.objective
+    if values.teacher is None:
+        raise UserError(
+            f"config.objective.name={values.name!r} learns from a frozen model: give "
+            "config.objective.teacher, a workdir, a file, a folder or hf://owner/name"
+        )
+    if values.teacher_dtype:
+        changes["dtype"] = values.teacher_dtype
+    return Frozen(values.teacher, changes)
