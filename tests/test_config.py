@@ -398,8 +398,13 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
     train(config, tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
     config.optimizer.name = "adafactor"  # It alone bounds its updates.
-    for config.objective.name in OBJECTIVES.keys() - {"classification"}:
-        make_program(config, num_classes=0, steps=2, mesh=make_mesh(config.mesh))
+    for name in OBJECTIVES.keys() - {"classification"}:
+        classes = 10 if OBJECTIVES[name].labels else 0
+        learns = name == "distillation"
+        config.objective.update(dict(name=name, teacher="a teacher" if learns else None))
+        assert bool(OBJECTIVES[name].learns_from(config)) == learns
+        model = abstract(model_factory("ViT-Ti/4", num_classes=10, image_size=16)) if learns else None
+        make_program(config, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=model)
     monkeypatch.undo()
     parts = {"": config} | {name: config[name] for name in PARTS}
     unread = {

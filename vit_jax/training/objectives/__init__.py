@@ -93,14 +93,19 @@ def make_objective(
     Raises:
       UserError: it does not fit the model or the config's other values.
     """
+    kind = objective_of(config)
+    if frozen is None and kind.learns_from(config) is not None:
+        raise UserError(
+            f"config.objective.name={config.objective.name!r} needs its frozen model to be opened"
+        )
     more = {} if frozen is None else {"frozen": frozen}
-    return objective_of(config).make(config, model, steps, rngs, **more)
+    return kind.make(config, model, steps, rngs, **more)
 
 
 def abstract_objective(
     config: ConfigDict, model: nnx.Module, *, steps: int = 1, frozen: ImageModel | None = None
 ) -> Objective:
-    """What `make_objective` makes, with shapes in place of arrays and with its frozen model."""
+    """The config's objective with shapes in place of arrays, and with its frozen model."""
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:
         objective.frozen = frozen
