@@ -12,7 +12,7 @@ _SIDE = whole(1, 2**16)
 # Of pixels in [0, 1]; checkpoints whose pixels are scaled otherwise have others.
 _MEAN, _DEVIATION = number(least=-1e3, most=1e3), number(above=0, most=1e3)
 _MOST_LAYERS = 1000  # Each takes time when a model is made, before anything can say that memory is short.
-_UNITS = several(whole(1, _MOST_LAYERS))
+_UNITS, _WIDTH = several(whole(1, _MOST_LAYERS)), number(above=0, most=1024)
 
 ARGUMENTS = {
     "image_size": either(_SIDE, several(_SIDE, count=2))._replace(
@@ -36,7 +36,12 @@ ARGUMENTS = {
         words=f"a tuple of units in each stage, 1 to {_MOST_LAYERS:,}, in at most 8 stages",
         holds=lambda x: _UNITS.holds(x) and len(x) <= 8,
     ),
-    "resnet_width": whole(1, 1024),
+    # An even number of channels, of 64 at width 1: group norms have groups of two or more.
+    "resnet_width": _WIDTH._replace(
+        words="a multiple of 1/32, above 0, at most 1,024",
+        holds=lambda x: _WIDTH.holds(x) and 32 * x % 1 == 0,
+    ),
+    "resnet_stem": one_of("large", "small"),
     "resnet_epsilons": one_of("google", "timm"),
     "cls_token": flag(),
     "fc_norm": flag(),
@@ -91,6 +96,11 @@ OPTIONS = {
         None, ARGUMENTS["resnet_blocks"], "Units in each stage of the ResNet, of a hybrid or a BiT."
     ),
     "model.resnet_width": Option(None, ARGUMENTS["resnet_width"], "Factor on the ResNet's channels."),
+    "model.resnet_stem": Option(
+        None,
+        ARGUMENTS["resnet_stem"],
+        "The ResNet's first layers: for large images, or for those of 32 pixels or so.",
+    ),
     "model.resnet_epsilons": Option(
         None, ARGUMENTS["resnet_epsilons"], "Whose small constants in the ResNet's norms."
     ),

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import params_of, random_model, write
+from helpers import described, params_of, random_model, write
 
 import vit_jax
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import save
 
 FEW = dict(num_classes=3)
 VIT = FEW | dict(dim=64, depth=2, hidden=96, heads=2)
@@ -15,7 +17,7 @@ VIT = FEW | dict(dim=64, depth=2, hidden=96, heads=2)
 
 def small(name: str) -> dict:
     """Arguments that leave of a named model its shape and little of its size."""
-    patch = int(name.split("/")[1]) if "/" in name else 32
+    patch = int(name.rsplit("/")[-1]) if "/" in name else 32
     if name.startswith("BiT"):
         return FEW | dict(resnet_blocks=(1, 2, 1, 1), resnet_width=1, image_size=64)
     blocks = dict(resnet_blocks=(1, 2, 1, 1)[: 4 if patch == 32 else 3]) if name.startswith("R50") else {}
@@ -64,6 +66,9 @@ CASES = [
     *(("google", name, small(name)) for name in GOOGLE),
     *(("timm", name, small(name)) for name in TIMM),
     *(("transformers", name, small(name)) for name in TRANSFORMERS),
+    ("google", "BiT-R26x1/4", FEW | dict(image_size=16, resnet_stem="small")),
+    ("google", "BiT-R14x1/8", FEW | dict(image_size=64)),
+    ("transformers", "BiT-R14x3", FEW | dict(image_size=32, resnet_blocks=(1,), resnet_width=3 / 2)),
     *(
         (library, "ViT-Ti/16", VIT | dict(image_size=64) | o)
         for library, all_ in OPTIONS.items()
@@ -88,11 +93,26 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         np.testing.assert_array_equal(read[path], written[path], strict=True)
 
 
+@pytest.mark.parametrize(
+    ("library", "name", "arguments", "words"),
+    [
+        ("timm", "BiT-R26x1/4", {}, "no BiT with .* units, width 0.25"),
+        ("timm", "BiT-R50x1", dict(resnet_stem="small"), "and a small stem"),
+        ("timm", "R26+ViT-S/32", dict(resnet_stem="small"), "no resnet_stem='small'"),
+        ("transformers", "BiT-R26x1/2", {}, "norms of 32 groups, and none of resnet_width=0.5"),
+        ("transformers", "BiT-R50x1", dict(resnet_stem="small"), "no resnet_stem='small'"),
+    ],
+)
+def test_narrow_or_small_resnet_is_refused_by_who_has_none(library, name, arguments, words, tmp_path):
+    arguments = FEW | dict(image_size=32, resnet_epsilons="timm") | arguments
+    with pytest.raises(UserError, match=words):
+        # It is refused before any parameter is looked at.
+        save(tmp_path / "model", library, *described(name, **arguments), dict().get)
+
+
 @pytest.mark.parametrize("case", ["vit_b16", "r50_vit_b16"])
 def test_names_in_npz_are_those_of_the_published_files(case):
     """The names and shapes of `imagenet21k/{ViT-B_16,R50+ViT-B_16}.npz`."""
-    from helpers import described
-
     from vit_jax.interop import google
     from vit_jax.interop.checkpoint import skeleton
     from vit_jax.interop.layout import entries

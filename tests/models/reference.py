@@ -96,8 +96,9 @@ def layer_norm(x, p, epsilon=1e-6):
 
 
 def group_norm(x, p, epsilon):
-    """32 groups of neighbouring channels; statistics over the whole of one image."""
-    groups = [(part - part.mean()) / np.sqrt(part.var() + epsilon) for part in np.split(x, 32, axis=-1)]
+    """32 groups of neighbouring channels, but none of one channel; statistics over the whole of one image."""
+    parts = np.split(x, 32 if x.shape[-1] >= 64 else x.shape[-1] // 2, axis=-1)
+    groups = [(part - part.mean()) / np.sqrt(part.var() + epsilon) for part in parts]
     return np.concatenate(groups, axis=-1) * p["scale"] + p["bias"]
 
 
@@ -210,6 +211,7 @@ def vit(
     patch_size: int,
     dim: int,
     resnet_blocks=None,
+    resnet_stem="large",
     pooling="cls",
     cls_token=False,
     fc_norm=False,
@@ -229,7 +231,7 @@ def vit(
     **_,
 ) -> np.ndarray:
     """Logits of one image; the arguments are the model's."""
-    features = image if resnet_blocks is None else hybrid_trunk(params["resnet"], image)
+    features = image if resnet_blocks is None else hybrid_trunk(params["resnet"], image, resnet_stem)
     rows, columns = features.shape[0] // patch_size, features.shape[1] // patch_size
     patches = windows(features, patch_size, patch_size).reshape(rows * columns, -1)
     kernel = params["patch_embedding"]["kernel"].reshape(-1, dim)
@@ -340,14 +342,15 @@ def hybrid_conv(x, p, stride=1):
     return convolve(pad_same(x, kernel.shape[0], stride), kernel, stride)
 
 
-def hybrid_trunk(params, image):
+def hybrid_trunk(params, image, stem="large"):
     """Section 2.2: activation after the convolution, all padding SAME."""
 
     def norm(x, p):
         return group_norm(x, p, 1e-6)
 
-    x = relu(norm(hybrid_conv(image, params["root"], 2), params["root_norm"]))
-    x = windows(pad_same(x, 3, 2, -np.inf), 3, 2).max((2, 3))
+    x = relu(norm(hybrid_conv(image, params["root"], 2 if stem == "large" else 1), params["root_norm"]))
+    if stem == "large":
+        x = windows(pad_same(x, 3, 2, -np.inf), 3, 2).max((2, 3))
     for stage, units in sorted(params.get("stages", {}).items()):
         for number, p in sorted(units.items()):
             stride = 2 if stage > "1" and number == "01" else 1
@@ -370,10 +373,13 @@ def bit_norm(x, p):
     return group_norm(x, p, 1e-5)
 
 
-def bit(params, image, *, num_classes, axial=False, **_):
+def bit(params, image, *, num_classes, resnet_stem="large", axial=False, **_):
     """Section 3.1: activation before the convolution, padding alike on both sides, a pool among zeros."""
     resnet = params["resnet"]
-    x = windows(pad_both(bit_conv(image, resnet["root"], 2), 1), 3, 2).max((2, 3))
+    if resnet_stem == "large":
+        x = windows(pad_both(bit_conv(image, resnet["root"], 2), 1), 3, 2).max((2, 3))
+    else:
+        x = bit_conv(image, resnet["root"])
     for stage, units in sorted(resnet["stages"].items()):
         for number, p in sorted(units.items()):
             stride = 2 if stage > "1" and number == "01" else 1

@@ -1,5 +1,6 @@
 """Hybrids and BiT ResNets against plain forward passes."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
@@ -7,6 +8,7 @@ from reference import TINY, forward, fresh_model, random_images, random_model
 
 import vit_jax
 from vit_jax.errors import UserError
+from vit_jax.models import abstract, create_model, model_factory
 
 HYBRID = TINY | dict(image_size=(32, 64))
 BIT = dict(image_size=(32, 64), num_classes=5)
@@ -24,6 +26,7 @@ def images_for(image_size, channels=3):
         dict(resnet_blocks=(1, 1), patch_size=2, pooling="gap", channels=1),
         dict(resnet_blocks=(), patch_size=4, position="2d"),
         dict(resnet_blocks=(1,), resnet_width=2, patch_size=4, channels=5),
+        dict(resnet_blocks=(1, 2, 1), resnet_width=1 / 8, resnet_stem="small", patch_size=2),
     ],
     ids=str,
 )
@@ -41,6 +44,7 @@ def test_hybrid_equals_a_plain_forward_pass(overrides):
         dict(resnet_blocks=(2, 1)),
         dict(resnet_blocks=(1, 1), image_size=(35, 50), channels=1),  # Odd sides all the way down.
         dict(resnet_blocks=(1,), resnet_width=2, channels=5, num_classes=0),
+        dict(resnet_blocks=(1, 2), resnet_width=3 / 8, resnet_stem="small", image_size=(13, 18)),
     ],
     ids=str,
 )
@@ -51,6 +55,39 @@ def test_bit_equals_a_plain_forward_pass(overrides):
     params = reference.parameters(model)
     expected = np.stack([reference.bit(params, image, **arguments) for image in images])
     np.testing.assert_allclose(forward(model, images), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("width", "groups"), [(1 / 32, [1, 1]), (1 / 4, [8, 8]), (1, [32, 32]), (3 / 2, [32, 32])]
+)
+def test_norms_have_32_groups_or_groups_of_two_channels(width, groups):
+    model = abstract(model_factory("BiT-R26x1", num_classes=0, image_size=32, resnet_width=width))
+    unit = model.resnet.stages["1"]["02"]
+    assert [unit.norm2.num_groups, unit.norm3.num_groups] == groups
+    assert model.norm.num_groups == min(32, round(64 * width) * 16)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (dict(resnet_width=5 / 4), r"32 groups of a norm do not divide 80 channels.*model\.resnet_width"),
+        (dict(resnet_width=1 / 64), r"resnet_width is 0\.015625 and must be a multiple of 1/32"),
+        (dict(resnet_width=0.3), r"resnet_width is 0\.3 and must be a multiple of 1/32"),
+        (dict(resnet_width=1 / 8, axial=True), "16 channels or a multiple, not 8"),
+        (dict(resnet_stem="tiny"), "resnet_stem is 'tiny' and must be large or small"),
+    ],
+    ids=str,
+)
+def test_width_that_does_not_divide_is_named(overrides, message):
+    with pytest.raises(UserError, match=message):
+        abstract(model_factory("BiT-R26x1", **BIT | dict(image_size=32) | overrides))
+
+
+def test_small_stem_keeps_the_size_of_the_image():
+    images = jnp.zeros((1, 32, 24, 3))
+    for name, shape in (("small", (4, 3)), ("large", (1, 1))):
+        model = create_model("BiT-R14x1/8", image_size=(32, 24), num_classes=0, resnet_stem=name)
+        assert model.resnet(images).shape == (1, *shape, 256)
 
 
 def test_bit_reads_images_of_other_sizes():

@@ -37,7 +37,7 @@ MODELS = {
     ),
     "axial": dict(pooling="gap", attention="axial", position="sincos2d"),
     "no positions": dict(position="none"),
-    "hybrid": dict(resnet_blocks=(1, 1), patch_size=1),
+    "hybrid": dict(resnet_blocks=(1, 1), resnet_stem="small", patch_size=2),
 }
 TYPES, SCANS = ("float32", "bfloat16"), (False, True)
 

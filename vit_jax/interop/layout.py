@@ -90,6 +90,23 @@ def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ..
     return tuple(units[stage] for stage in sorted(units))
 
 
+def resnet_width(channels: int) -> float:
+    """The factor on a ResNet's channels, by the channels of its first layer."""
+    return channels // 64 if channels % 64 == 0 else channels / 64
+
+
+def resnet_root(side: int, channels: int) -> dict:
+    """The arguments of a ResNet that its first kernel tells, by the kernel's side and output channels.
+
+    Raises:
+      UserError: no model has such a first layer.
+    """
+    stem = {7: "large", 3: "small"}.get(side)
+    if stem is None:
+        raise UserError(f"a ResNet's first kernel of {side}x{side} is not read; there are 7x7 and 3x3")
+    return dict(resnet_width=resnet_width(channels), resnet_stem=stem)
+
+
 class Entry(NamedTuple):
     """One parameter of a model, in a format."""
 

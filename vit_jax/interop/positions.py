@@ -61,7 +61,7 @@ def image_size_of(
     wanted = (wanted, wanted) if isinstance(wanted, int) else wanted
     if rows is None:
         return stated or wanted or (224, 224)
-    stride = values["patch_size"] * resnet_stride(values["resnet_blocks"])
+    stride = values["patch_size"] * resnet_stride(values["resnet_blocks"], values.get("resnet_stem", "large"))
     cls = values["pooling"] == "cls" or values.get("cls_token", False)
     patches = rows - cls - (values.get("distillation", "none") != "none")
     side = math.isqrt(patches)

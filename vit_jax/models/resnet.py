@@ -7,6 +7,7 @@ Dimensions are named: batch height width channels.
 
 import math
 import re
+from fractions import Fraction
 from numbers import Integral
 from typing import NamedTuple
 
@@ -43,7 +44,16 @@ RULES = {
 }
 
 
-BIT_BLOCKS = {"50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3), "200": (3, 24, 36, 3)}
+# Units in each stage, by the number of layers, of which a unit has three. BiT's are 50 and above; 14 and 26
+# are for small models and images.
+BIT_BLOCKS = {
+    "14": (1, 1, 1, 1),
+    "26": (2, 2, 2, 2),
+    "50": (3, 4, 6, 3),
+    "101": (3, 4, 23, 3),
+    "152": (3, 8, 36, 3),
+    "200": (3, 24, 36, 3),
+}
 
 RESNET_AXES = ((r"resnet/.*/kernel", "height width inputs -> outputs"),)
 HEAD_AXES = ((r"(head|distillation_head)/kernel", "features -> classes"),)
@@ -194,19 +204,25 @@ class ResNet(nnx.Module):
       blocks: units in each stage, such as (3, 4, 6, 3); the first stage keeps the root's resolution,
         each other halves it. An empty tuple is the root alone.
       width: factor on all channels.
+      stem: `large`, a 7x7 convolution and a pool that each halve the image; `small`, a 3x3 convolution that
+        keeps its size, for images of 32 pixels or so.
       channels: of the images.
       preactivation: BiT's units, or else the hybrids'.
       epsilons: `google` or `timm`, whose small constants.
       axial_span: height and width of the images, for attention instead of 3x3 convolutions.
       remat: what of a unit the backward pass computes anew, as of `ViT`.
+
+    Raises:
+      UserError: a width whose channels the norms' groups do not divide, or axial attention's heads.
     """
 
     def __init__(
         self,
         blocks: tuple[int, ...],
-        width: int,
+        width: float,
         channels: int,
         *,
+        stem: str = "large",
         preactivation: bool,
         epsilons: str = "google",
         axial_span: tuple[int, int] | None = None,
@@ -217,17 +233,24 @@ class ResNet(nnx.Module):
         rules = RULES[preactivation, epsilons]
         unit = PreActivationUnit if preactivation else PostActivationUnit
         self.preactivation, self.remat = preactivation, remat
-        self.channels = 64 * width
-        self.root = StdConv(channels, self.channels, 7, stride=2, rules=rules, dtype=dtype, rngs=rngs)
+        self.pools, first = stem == "large", round(64 * width)
+        root = (7, 2) if self.pools else (3, 1)
+        if axial_span and first % (2 * AxialAttention.HEADS):
+            raise UserError(
+                f"axial attention needs a width of {2 * AxialAttention.HEADS} channels or a multiple, not "
+                f"{first}: a multiple of 1/4 (model.resnet_width)"
+            )
+        self.channels = first
+        self.root = StdConv(channels, first, root[0], stride=root[1], rules=rules, dtype=dtype, rngs=rngs)
         self.root_norm = None if preactivation else group_norm(self.channels, rules, dtype, rngs)
         self.stages = nnx.Dict()
-        shrunk = 4
+        shrunk = resnet_stride((), stem)
         for stage, count in enumerate(blocks, start=1):
             units = {}
             for number in range(1, count + 1):
                 stride = 2 if stage > 1 and number == 1 else 1
                 span = axial_span and tuple(math.ceil(side / shrunk) for side in axial_span)
-                middle = 64 * width * 2 ** (stage - 1)
+                middle = first * 2 ** (stage - 1)
                 units[f"{number:02d}"] = unit(self.channels, middle, stride, span, rules, dtype, rngs)
                 self.channels = 4 * middle
                 shrunk *= stride
@@ -236,12 +259,13 @@ class ResNet(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         """`[batch, height, width, channels]` to `[batch, height / stride, width / stride, self.channels]`."""
         x = self.root(images)
-        if self.preactivation:
-            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # With zeros, as BiT's code does.
-            x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="VALID")
-        else:
+        if not self.preactivation:
             x = nnx.relu(self.root_norm(x))
-            x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding="SAME")
+        if self.pools and self.preactivation:
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))  # With zeros, as BiT's code does.
+        if self.pools:
+            padding = "VALID" if self.preactivation else "SAME"
+            x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding=padding)
         units = [unit for stage in self.stages.values() for unit in stage.values()]
 
         def call(unit, x, _):
@@ -250,9 +274,9 @@ class ResNet(nnx.Module):
         return run_layers(call, units, named("features", x), [None] * len(units), remat=self.remat)
 
 
-def resnet_stride(blocks: tuple[int, ...] | None) -> int:
+def resnet_stride(blocks: tuple[int, ...] | None, stem: str) -> int:
     """Pixels for each position of the features; 1 without a ResNet (None)."""
-    return 1 if blocks is None else 2 ** (2 + max(0, len(blocks) - 1))
+    return 1 if blocks is None else dict(large=4, small=1)[stem] * 2 ** max(0, len(blocks) - 1)
 
 
 class BiT(ImageModel):
@@ -264,6 +288,8 @@ class BiT(ImageModel):
       num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
       resnet_blocks: units in each stage.
       resnet_width: factor on all channels.
+      resnet_stem: `large`, which divides the image's sides by 4, or `small`, which keeps them, for images of
+        32 pixels or so.
       resnet_epsilons: `google` or `timm`, whose small constants.
       channels: of the images.
       mean, deviation: of the pixels that it is trained on, as of `ViT`.
@@ -274,8 +300,8 @@ class BiT(ImageModel):
       rngs: the key for initialisation.
 
     Raises:
-      UserError: an argument of another type or out of its bounds; an image that `axial` cannot halve as often
-        as it must.
+      UserError: an argument of another type or out of its bounds; a width that does not divide into groups;
+        an image that `axial` cannot halve as often as it must.
     """
 
     def __init__(
@@ -284,7 +310,8 @@ class BiT(ImageModel):
         image_size: int | tuple[int, int],
         num_classes: int,
         resnet_blocks: tuple[int, ...] = (3, 4, 6, 3),
-        resnet_width: int = 1,
+        resnet_width: float = 1,
+        resnet_stem: str = "large",
         resnet_epsilons: str = "google",
         channels: int = 3,
         mean: Statistic = 0.5,
@@ -299,7 +326,7 @@ class BiT(ImageModel):
         if not resnet_blocks:
             raise UserError(f"resnet_blocks is {resnet_blocks!r} and must have a stage (model.resnet_blocks)")
         size = (image_size,) * 2 if isinstance(image_size, Integral) else tuple(image_size)
-        stride = 2 ** (1 + len(resnet_blocks))
+        stride = resnet_stride(resnet_blocks, resnet_stem)
         if axial and (size[0] % stride or size[1] % stride):
             raise UserError(
                 f"axial attention needs an image of multiples of {stride} pixels, not {size[0]}x{size[1]}"
@@ -311,6 +338,7 @@ class BiT(ImageModel):
             tuple(resnet_blocks),
             resnet_width,
             channels,
+            stem=resnet_stem,
             preactivation=True,
             epsilons=resnet_epsilons,
             axial_span=size if axial else None,
@@ -351,11 +379,37 @@ def linear_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> n
     )
 
 
+WIDTH = r"[1-9]\d*(?:/[1-9]\d*)?"  # Of a name: R50x2, R26x1/4.
+
+
+def parse_width(text: str) -> float:
+    """Reads the factor on the channels in a name: 2 or 1/4."""
+    width = Fraction(text)
+    return int(width) if width.denominator == 1 else float(width)
+
+
+def spell_width(width: float) -> str:
+    """The factor on the channels as a name has it."""
+    return str(Fraction(width))
+
+
 def group_norm(channels, rules, dtype, rngs, scale=1.0):
-    """32 groups, statistics in float32."""
+    """Makes a norm of 32 groups, or of groups of two channels where there are fewer than 64.
+
+    BiT has 32 at every width, in R50x1's first stage two channels each. Statistics are in float32.
+
+    Raises:
+      UserError: the groups do not divide the channels.
+    """
+    groups = min(32, channels // 2)
+    if channels % groups:
+        raise UserError(
+            f"{groups} groups of a norm do not divide {channels} channels; use a power of two or a multiple "
+            "of 1/2 (model.resnet_width)"
+        )
     return nnx.GroupNorm(
         channels,
-        num_groups=32,
+        num_groups=groups,
         epsilon=rules.norm_epsilon,
         scale_init=nnx.initializers.constant(scale),
         dtype=dtype,
@@ -366,10 +420,21 @@ def group_norm(channels, rules, dtype, rngs, scale=1.0):
 def _parse(name: str) -> dict | None:
     if name == "AxialResNet50":
         return dict(resnet_blocks=BIT_BLOCKS["50"], axial=True)
-    match = re.fullmatch(r"BiT-R(\d+)x([1-9]\d*)", name)
+    match = re.fullmatch(rf"BiT-R(\d+)x({WIDTH})", name)
     if not match or match[1] not in BIT_BLOCKS:
         return None
-    return dict(resnet_blocks=BIT_BLOCKS[match[1]], resnet_width=int(match[2]))
+    return dict(resnet_blocks=BIT_BLOCKS[match[1]], resnet_width=parse_width(match[2]))
+
+
+def _spell(values: dict) -> str:
+    blocks, stem = values["resnet_blocks"], values.get("resnet_stem", "large")
+    name = f"BiT-R{3 * sum(blocks) + 2}x{spell_width(values['resnet_width'])}"
+    return name if stem == "large" else f"{name} ({stem} stem)"
+
+
+def _smallest(values: dict) -> dict:
+    size = 16 * resnet_stride((), values.get("resnet_stem", "large"))
+    return dict(resnet_blocks=(1, 1), resnet_width=1, image_size=size)
 
 
 FAMILY = Family(
@@ -377,14 +442,15 @@ FAMILY = Family(
     names=(
         *(f"BiT-{name}" for name in ("R50x1", "R50x2", "R50x3", "R101x1", "R101x3")),
         *(f"BiT-{name}" for name in ("R152x1", "R152x2", "R152x4", "R200x3")),
+        *(f"BiT-{name}" for name in ("R26x1/16", "R26x1/8", "R26x1/4", "R26x1/2", "R26x1")),
         "AxialResNet50",
     ),
     parse=_parse,
-    spell=lambda values: f"BiT-R{3 * sum(values['resnet_blocks']) + 2}x{values['resnet_width']}",
+    spell=_spell,
     source=lambda name: (
         "Kolesnikov et al., 2020 (BiT)" if name.startswith("BiT") else "Dosovitskiy et al., 2021 (ViT)"
     ),
-    smallest=lambda values: dict(resnet_blocks=(1, 1), resnet_width=1, image_size=64),
+    smallest=_smallest,
     axes=(*RESNET_AXES, *HEAD_AXES),
     any_size=True,
 )

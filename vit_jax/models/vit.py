@@ -31,7 +31,16 @@ from vit_jax.models.position import (
     relative_offsets,
     rotation_tables,
 )
-from vit_jax.models.resnet import HEAD_AXES, RESNET_AXES, ResNet, linear_head, resnet_stride
+from vit_jax.models.resnet import (
+    HEAD_AXES,
+    RESNET_AXES,
+    WIDTH,
+    ResNet,
+    linear_head,
+    parse_width,
+    resnet_stride,
+    spell_width,
+)
 from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, layer_norm
 
 CAPTURES = ("attention", "tokens")
@@ -54,12 +63,19 @@ SIZES = {
     "e": dict(dim=1792, depth=56, hidden=15360, heads=16),
 }
 
+HEAD_WIDTH = 32  # Of sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2 heads.
+
 # The ResNet before a hybrid's Transformer, by what its name says. The number after the slash is all
-# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32.
+# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32. Those of 4 and 8 are
+# for images of 32 pixels or so; as R50's at 16, R14 and R26 at 4 have no stage 4, but its units in stage 3.
 HYBRIDS = {
     ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
     ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
     ("R26", 32): dict(resnet_blocks=(2, 2, 2, 2), patch_size=1),
+    ("R26", 8): dict(resnet_blocks=(2, 2, 2, 2), resnet_stem="small", patch_size=1),
+    ("R26", 4): dict(resnet_blocks=(2, 2, 4), resnet_stem="small", patch_size=1),
+    ("R14", 8): dict(resnet_blocks=(1, 1, 1, 1), resnet_stem="small", patch_size=1),
+    ("R14", 4): dict(resnet_blocks=(1, 1, 2), resnet_stem="small", patch_size=1),
     ("R", 16): dict(resnet_blocks=(), patch_size=8),
 }
 
@@ -80,6 +96,8 @@ class ViT(TokenModel):
       resnet_blocks: of a hybrid: units in each stage of the ResNet that reads the images (section 3.1,
         "Hybrid Architecture"); an empty tuple is its root alone, None no ResNet.
       resnet_width: factor on the ResNet's channels.
+      resnet_stem: `large`, the ResNet's root divides the image's sides by 4; `small`, it keeps them, for
+        images of 32 pixels or so.
       resnet_epsilons: `google` or `timm`, whose small constants in the ResNet's norms.
       pooling: `cls` reads the class token, `gap` averages the patches, `map` attends to them with a
         learned query (appendix D.3).
@@ -132,7 +150,8 @@ class ViT(TokenModel):
         mean: Statistic = 0.5,
         deviation: Statistic = 0.5,
         resnet_blocks: tuple[int, ...] | None = None,
-        resnet_width: int = 1,
+        resnet_width: float = 1,
+        resnet_stem: str = "large",
         resnet_epsilons: str = "google",
         pooling: str = "cls",
         cls_token: bool = False,
@@ -162,7 +181,7 @@ class ViT(TokenModel):
         given = SimpleNamespace(**locals())
         check_arguments(vars(given))
         height, width = (image_size,) * 2 if isinstance(image_size, Integral) else image_size
-        stride = patch_size * resnet_stride(resnet_blocks)
+        stride = patch_size * resnet_stride(resnet_blocks, resnet_stem)
         _check_together(given, (height, width), stride)
 
         super().__init__((height, width), channels, mean, deviation)
@@ -201,6 +220,7 @@ class ViT(TokenModel):
                 tuple(given.resnet_blocks),
                 given.resnet_width,
                 self.channels,
+                stem=given.resnet_stem,
                 preactivation=False,
                 epsilons=given.resnet_epsilons,
                 remat=self.remat,
@@ -501,24 +521,41 @@ def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
 
 
 def _parse(name: str) -> dict | None:
-    match = re.fullmatch(r"(Axial-)?(?:(R\d*)\+)?ViT-(\w+)/(\d+)", name)
-    if not match or match[3] not in SIZES or not int(match[4]):
+    match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
+    size = match and (SIZES.get(match[4]) or _numbered_size(match[4]))
+    if not match or not size or not int(match[5]):
         return None
-    axial, resnet, size, patch = match[1], match[2], match[3], int(match[4])
+    axial, resnet, width, patch = match[1], match[2], match[3], int(match[5])
     trunk = HYBRIDS.get((resnet, patch)) if resnet else dict(patch_size=patch)
     if not trunk or (axial and resnet):
         return None
-    return SIZES[size] | trunk | (dict(attention="axial", pooling="gap") if axial else {})
+    wide = dict(resnet_width=parse_width(width)) if width else {}
+    return size | trunk | wide | (dict(attention="axial", pooling="gap") if axial else {})
+
+
+def _numbered_size(text: str) -> dict | None:
+    """The size that numbers name, as 64x4 does: an MLP four times as wide, heads of `HEAD_WIDTH`."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if not match or int(match[1]) % HEAD_WIDTH:
+        return None
+    dim = int(match[1])
+    return dict(dim=dim, depth=int(match[2]), hidden=4 * dim, heads=dim // HEAD_WIDTH)
 
 
 def _spell(values: dict) -> str:
-    blocks = values["resnet_blocks"]
+    blocks, stem = values["resnet_blocks"], values.get("resnet_stem", "large")
     size = {key: values[key] for key in ("dim", "depth", "hidden", "heads")}
     name = next((name for name, known in SIZES.items() if known == size), None)
-    name = name or "{dim}x{depth} (MLP {hidden}, {heads} heads)".format(**size)
-    trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}+"
-    down = values["patch_size"] * resnet_stride(blocks)
-    named = (number for (_, number), parts in HYBRIDS.items() if parts.items() <= values.items())
+    if name is None:
+        name = "{dim}x{depth}".format(**size)
+        if _numbered_size(name) != size:
+            name += " (MLP {hidden}, {heads} heads)".format(**size)
+    width = values.get("resnet_width", 1)
+    wide = "" if width == 1 else f"x{spell_width(width)}"
+    trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}{wide}+"
+    down = values["patch_size"] * resnet_stride(blocks, stem)
+    shown, large = values | dict(resnet_stem=stem), dict(resnet_stem="large")
+    named = (number for (_, number), parts in HYBRIDS.items() if (large | parts).items() <= shown.items())
     return f"{trunk}ViT-{name}/{next(named, down)}"
 
 
@@ -535,7 +572,8 @@ def _source(name: str) -> str:
 def _smallest(values: dict) -> dict:
     blocks = values.get("resnet_blocks")
     small = dict(dim=64, depth=2, hidden=128, heads=2)
-    small["image_size"] = 4 * values["patch_size"] * resnet_stride(blocks)
+    stride = resnet_stride(blocks, values.get("resnet_stem", "large"))
+    small["image_size"] = 4 * values["patch_size"] * stride
     return small if not blocks else small | dict(resnet_blocks=(1,) * len(blocks))
 
 
@@ -555,6 +593,8 @@ FAMILY = Family(
         *("ViT-L/32", "ViT-L/16", "ViT-L/14", "ViT-So400m/14", "ViT-H/32", "ViT-H/16", "ViT-H/14"),
         *("ViT-g/16", "ViT-g/14", "ViT-G/16", "ViT-G/14", "ViT-e/14"),
         *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
+        *("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
+        *("R14x1/16+ViT-32x4/8", "R14x1/8+ViT-64x4/8", "R14x1/4+ViT-96x4/8"),
         *("R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32", "Axial-ViT-B/32", "Axial-ViT-B/16"),
     ),
     parse=_parse,

@@ -1,6 +1,6 @@
 """BiT in Google's npz files, as big_transfer writes it."""
 
-from vit_jax.interop.layout import DENSE_CONV, UNIT, Rule, count_units
+from vit_jax.interop.layout import DENSE_CONV, UNIT, Rule, count_units, resnet_root
 from vit_jax.interop.library import Format
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models.resnet import BiT
@@ -37,9 +37,9 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         channels=root[2],
         num_classes=head.shape[0] if head else 0,
         resnet_blocks=count_units(tensors, r"resnet/block(\d+)/unit(\d+)/", first=1),
-        resnet_width=root[3] // 64,
+        **resnet_root(root[0], root[3]),
     )
-    return values, ""
+    return values, "groups of two channels" if values["resnet_width"] < 1 else ""
 
 
 FORMAT = Format(

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CHANNELS, UNIT, Entry, Rule, count_units
+from vit_jax.interop.layout import BLOCK, CHANNELS, UNIT, Entry, Rule, count_units, resnet_root
 from vit_jax.interop.library import Format
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
@@ -128,7 +128,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             patch_size=patch,
             channels=root[2] if root else inputs,
             resnet_blocks=blocks if root else None,
-            resnet_width=root[3] // 64 if root else 1,
+            **(resnet_root(root[0], root[3]) if root else {}),
             dim=dim,
             depth=depth,
             hidden=shapes[_THEIRS.format(0) + "MlpBlock_3/Dense_0/bias"][0],
@@ -144,7 +144,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             f"unknown shape among {len(shapes)} arrays such as {min(shapes, default='none')!r}"
         ) from error
     rows = shapes[_POSITIONS][1] if _POSITIONS in shapes else None
-    assumed = []
+    assumed = ["groups of two channels"] if values.get("resnet_width", 1) < 1 else []
     if rows is None:
         assumed.append(f"position={values['position']}, as there is no table of positions")
     if config["prefix"].endswith("img/"):

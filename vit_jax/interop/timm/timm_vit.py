@@ -102,7 +102,7 @@ def _patches_alone(tensors: dict[str, Tensor], config: dict, rows: int, others: 
 
 def _trunk_stride(tensors: dict) -> int:
     trunk = any(name.startswith("patch_embed.backbone.") for name in tensors)
-    return resnet_stride(resnet_blocks(tensors) if trunk else None)
+    return resnet_stride(resnet_blocks(tensors) if trunk else None, "large")
 
 
 def _padded(table: Tensor, prefix: int) -> np.ndarray:
@@ -278,7 +278,8 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: timm has no such model.
     """
-    for option, only in dict(norm_epsilon=1e-6, position_at="stem", rope=False, resnet_width=1).items():
+    only_values = dict(norm_epsilon=1e-6, position_at="stem", rope=False, resnet_width=1, resnet_stem="large")
+    for option, only in only_values.items():
         if values[option] != only:
             raise UserError(f"timm's ViT has no {option}={values[option]!r}")
     if values["distillation"] == "token":

@@ -1,7 +1,7 @@
 """BiT in Hugging Face Transformers."""
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import CONV, UNIT, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import CONV, UNIT, Rule, resnet_width, torch_dense, torch_norm
 from vit_jax.interop.library import Format
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
@@ -50,23 +50,33 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             channels=config.get("num_channels", 3),
             num_classes=classes,
             resnet_blocks=tuple(config["depths"]),
-            resnet_width=config["embedding_size"] // 64,
+            resnet_width=resnet_width(config["embedding_size"]),
             resnet_epsilons="timm",
         )
+        _check_groups(values)
     except KeyError as error:
         raise UserError(f"config.json of a Transformers bit lacks {error}") from error
     return values, ""
 
 
+def _check_groups(values: dict) -> None:
+    """Raises UserError for a width whose first norms have 32 groups in Transformers, and fewer here."""
+    if (width := values["resnet_width"]) < 1:
+        raise UserError(f"Transformers' BiT has norms of 32 groups, and none of resnet_width={width:g}")
+
+
 def _describe(values: dict) -> dict:
-    width, blocks = values["resnet_width"], list(values["resnet_blocks"])
+    _check_groups(values)
+    if values["resnet_stem"] != "large":
+        raise UserError(f"Transformers' BiT has no resnet_stem={values['resnet_stem']!r}")
+    channels, blocks = round(64 * values["resnet_width"]), list(values["resnet_blocks"])
     return dict(
         architectures=["BitForImageClassification" if values["num_classes"] else "BitModel"],
         model_type="bit",
         layer_type="preactivation",
         depths=blocks,
-        hidden_sizes=[256 * width * 2**stage for stage in range(len(blocks))],
-        embedding_size=64 * width,
+        hidden_sizes=[4 * channels * 2**stage for stage in range(len(blocks))],
+        embedding_size=channels,
         num_groups=32,
         hidden_act="relu",
         global_padding=None,
