@@ -35,6 +35,7 @@ setup(
     cmdclass={"build_py": BuildWithConfigs},
     package_data={
         "vit_jax": ["py.typed"],
+        "vit_jax.data": ["glyphs/*"],
         "vit_jax.planning": ["prices.toml"],
         "vit_jax.published": ["*.json"],
     },

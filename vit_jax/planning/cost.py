@@ -64,8 +64,8 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     kind, name = SOURCES.get(config.data.source), config.data.path.split(":")[0]
     shown = name or config.data.source
     whole, classes = DATA_SETS.get(name, (None, None))
-    if kind and kind.training_images:
-        whole, classes = kind.training_images, kind.classes
+    if kind and (counts := kind.counts(config.data.path)):
+        whole, classes = counts
     if images is None and whole is None:
         raise UserError(
             f"how many training images {name or config.data.source!r} has is not known; give --images=N"

@@ -17,6 +17,7 @@ from vit_jax.data.sources.folder import FOLDER
 from vit_jax.data.sources.handed_in import HANDED_IN, handed_in
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.mixture import mixture_of
+from vit_jax.data.sources.scattered import SCATTERED
 from vit_jax.data.sources.slices import sliced
 from vit_jax.data.sources.synthetic import SYNTHETIC
 from vit_jax.data.sources.tfds import TFDS
@@ -83,7 +84,8 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
 MIXTURE = mixture_of(_open)
 
 SOURCES: dict[str, SourceKind] = {
-    kind.name: kind for kind in (DIGITS, FOLDER, TFDS, VTAB, ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN)
+    kind.name: kind
+    for kind in (DIGITS, SCATTERED, FOLDER, TFDS, VTAB, ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN)
 }
 
 

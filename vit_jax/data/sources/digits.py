@@ -28,6 +28,5 @@ DIGITS = SourceKind(
     "digits",
     "scikit-learn's handwritten digits",
     lambda split, options: digits(split),
-    training_images=1437,
-    classes=10,
+    counts=lambda path: (1437, 10),
 )

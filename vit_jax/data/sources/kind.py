@@ -53,7 +53,7 @@ class SourceKind:
       made_up: its images are random, so that it does not matter which splits share them.
       name_of: gives the name of the data set at a path, for metrics and tables.
       is_whole: says whether a path holds no splits train and test, so that a user has to cut them.
-      training_images, classes: how many there are, where that is known without looking.
+      counts: gives the training images and classes at a path, where they are known without looking.
     """
 
     name: str
@@ -65,5 +65,4 @@ class SourceKind:
     made_up: bool = False
     name_of: Callable[[str], str] = last_folder
     is_whole: Callable[[str], bool] = lambda path: False
-    training_images: int | None = None
-    classes: int | None = None
+    counts: Callable[[str], tuple[int, int] | None] = lambda path: None

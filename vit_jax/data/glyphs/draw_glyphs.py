@@ -1,0 +1,140 @@
+"""Draws glyphs.png and glyphs.json from matplotlib's fonts: python -m vit_jax.data.glyphs.draw_glyphs
+
+It has been run once, with matplotlib 3.11.2 and Pillow 13.0.0, and its files are kept: another FreeType may
+draw other pixels, and images that are made of them must stay the same.
+"""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageFont
+
+FOLDER = Path(__file__).parent
+# Without those whose letters are others' letters at a slant, which every image gives them anyway.
+FONTS = (
+    *(f"DejaVuSans{style}" for style in ("", "-Bold")),
+    *(f"DejaVuSansMono{style}" for style in ("", "-Bold")),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+)
+COMPARED = (0, 4)  # DejaVu Sans and Serif, by which characters are found too alike.
+FEWEST_STYLES = 8  # Of a character, each of its own.
+CELL = 32  # Pixels.
+GREYS = 4
+ALIKE = 0.4  # Share of their ink that two characters must differ in.
+SAME = 0.08  # Share of their ink that two fonts' drawings of a character must differ in.
+SLENDER = 3  # Sides of a character differ by less.
+CATEGORIES = ("Lu", "Ll", "Lo", "Nd", "Sm", "So", "Sc", "Po")
+# The most characters of each collection, and the words with which their names in Unicode begin.
+# A character that looks like one before it is left out: the alphabets are new to who has learned the first.
+COLLECTIONS = {
+    "glyphs": (200, ("LATIN", "DIGIT", "")),
+    "greek": (32, ("GREEK",)),
+    "cyrillic": (40, ("CYRILLIC",)),
+    "armenian": (40, ("ARMENIAN",)),
+    "georgian": (32, ("GEORGIAN",)),
+}
+
+
+def draw(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
+    """A character scaled to fill a cell, uint8 `[CELL, CELL]`; None for one without ink."""
+    mask = font.getmask(character, mode="L")
+    ink = np.asarray(mask, np.uint8).reshape(mask.size[::-1])
+    rows, columns = np.flatnonzero(ink.any(1)), np.flatnonzero(ink.any(0))
+    if not len(rows):
+        return None
+    ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    height, width = ink.shape
+    side = max(height, width)
+    if side >= SLENDER * min(height, width):
+        return None
+    square = np.zeros((side, side), np.uint8)
+    top, left = (side - height) // 2, (side - width) // 2
+    square[top : top + height, left : left + width] = ink
+    return np.asarray(Image.fromarray(square).resize((CELL, CELL), Image.Resampling.BOX))
+
+
+def differ(one: np.ndarray, others: np.ndarray, share: float) -> bool:
+    """True where a drawing differs from each of `others` in more than a share of their ink."""
+    return bool((np.abs(others - one).sum(1) > share * np.minimum(others.sum(1), one.sum())).all())
+
+
+def distinct(drawn: list[np.ndarray | None]) -> list[np.ndarray | None]:
+    """A character's drawings without those that are like an earlier font's: None in their place."""
+    kept = np.zeros((0, CELL * CELL))
+    result = []
+    for one in drawn:
+        new = one is not None and differ(one.ravel() / 255, kept, SAME)
+        kept = np.concatenate([kept, one.reshape(1, -1) / 255]) if new else kept
+        result.append(one if new else None)
+    return result
+
+
+def script(character: str) -> str:
+    """The collection that a character is taken for."""
+    name = unicodedata.name(character, "")
+    for collection, (_, words) in reversed(COLLECTIONS.items()):
+        if any(name.startswith(word) for word in words):
+            return collection
+    raise ValueError(character)
+
+
+def candidates(maps: list[set[int]]) -> list[str]:
+    """Characters that are in enough fonts and have no accents: letters and figures first, by collection."""
+    characters = [
+        character
+        for character in map(chr, sorted(maps[0]))
+        if sum(ord(character) in known for known in maps) >= FEWEST_STYLES
+        and unicodedata.category(character) in CATEGORIES
+        and not unicodedata.decomposition(character)
+        and character != "\ufffd"  # Which is drawn where another is lacking.
+    ]
+    plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+    order = tuple(COLLECTIONS)
+    # Of the symbols every place of the table has its share: arrows and boxes lie in long rows.
+    spread = {character: (index * 0.6180339887498949) % 1 for index, character in enumerate(characters)}
+    return sorted(characters, key=lambda one: (order.index(script(one)), one not in plain, spread[one], one))
+
+
+def main() -> None:
+    """Writes both files."""
+    import matplotlib
+    from matplotlib.ft2font import FT2Font
+
+    files = [Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf") for name in FONTS]
+    maps = [set(FT2Font(str(file)).get_charmap()) for file in files]
+    fonts = [ImageFont.truetype(str(file), 160) for file in files]
+    kept: dict[str, list[str]] = {name: [] for name in COLLECTIONS}
+    seen, rows, total = np.zeros((0, len(COMPARED) * CELL * CELL)), [], 0
+    for character in candidates(maps):
+        collection = script(character)
+        drawn = [
+            draw(character, font) if ord(character) in known else None
+            for font, known in zip(fonts, maps, strict=True)
+        ]
+        some = [drawn[number] for number in COMPARED]
+        if len(kept[collection]) == COLLECTIONS[collection][0] or any(one is None for one in some):
+            continue
+        ink = np.concatenate([one.ravel() / 255 for one in some])
+        drawn = distinct(drawn)
+        styles = sum(one is not None for one in drawn)
+        if styles < FEWEST_STYLES or not differ(ink, seen, ALIKE):
+            continue
+        seen = np.concatenate([seen, ink[None]])
+        kept[collection].append(character)
+        total += styles
+        empty = np.zeros((CELL, CELL), np.uint8)
+        rows.append(np.concatenate([empty if one is None else one for one in drawn], axis=1))
+    sheet = np.concatenate(rows).astype(np.uint16)
+    picture = Image.fromarray(((sheet * (GREYS - 1) + 127) // 255).astype(np.uint8), "P")
+    picture.putpalette([grey for step in range(GREYS) for grey in [255 * step // (GREYS - 1)] * 3])
+    picture.save(FOLDER / "glyphs.png", optimize=True, bits=2)
+    table = {"fonts": FONTS, "collections": {name: "".join(chars) for name, chars in kept.items()}}
+    (FOLDER / "glyphs.json").write_text(json.dumps(table, indent=1, ensure_ascii=True) + "\n")
+    print({name: len(chars) for name, chars in kept.items()}, f"{total} drawings")
+
+
+if __name__ == "__main__":
+    main()

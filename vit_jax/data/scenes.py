@@ -1,0 +1,368 @@
+"""Scenes: drawings of objects scattered on clutter, composed from random numbers and drawn at any size.
+
+What a pixel is follows from integers alone: raw numbers of Philox (Salmon et al., 2011), whose stream NumPy
+keeps; sums, products, shifts and comparisons of integers; a table of rounded sines. So a scene is the same
+bytes on any machine. Lengths are in units of 1/65,536 of the image's side, positions in a drawing in 1/256 of
+its pixel.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+SIDE = 65536  # Of an image.
+CELL = 32  # Pixels of a drawing.
+STRIDE = CELL + 2  # With a border of nothing, so that what is read beside a drawing is nothing.
+LEVELS = 4  # A drawing at 32, 16, 8 and 4 pixels.
+LATTICE = 16  # Points of a texture, which repeats.
+SINES = [round(4096 * math.sin(2 * math.pi * step / 1024)) for step in range(1024 + 256)]
+SINE_TABLE = np.array(SINES)
+
+# The most items of a scene, from back to front; the main object comes last, or is moved behind another.
+FRAGMENTS, BARS, SMALLER = 4, 3, 4
+ITEMS = FRAGMENTS + BARS + SMALLER + 1
+FRAGMENT, BAR, OBJECT, MAIN = range(4)
+KIND = np.array([FRAGMENT] * FRAGMENTS + [BAR] * BARS + [OBJECT] * SMALLER + [MAIN])
+FIELDS = 17  # Random numbers of an item.
+WORDS = (ITEMS + 2) * FIELDS // 2  # Two numbers each.
+LATTICE_WORDS = LATTICE * LATTICE // 8  # Eight points each.
+
+LENGTH = 38000, 58000  # Of the main object.
+SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])  # Lengths by kind, of 256 of that.
+SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])  # Its other side, of 256 of its length.
+TURN = np.array([512, 512, 50, 50])  # The most that it is turned, of 1,024 steps.
+LEAN = 50  # The most that it is sheared, of 256.
+CONTRAST = 60, 150  # How much brighter or darker than the background's middle it is,
+SHIFT = 50  # and the most that a channel differs from that.
+FAINT = 40, 90  # Opacity of fragments and bars, of 256.
+TEXTURE = 60  # The most that the colours of a texture differ.
+NOISE = 2, 16  # The most that noise adds, and the most in the noisiest image.
+
+
+class Parts(NamedTuple):
+    """Drawings that scenes are composed of.
+
+    Attributes:
+      drawings: uint8 `[levels * drawings * 34 * 34]`, each within a border of nothing; of each level the last
+        one is solid, for bars.
+      first, count: of each class, its first drawing and how many it has, int64 `[classes]`.
+    """
+
+    drawings: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+
+
+class Objects(NamedTuple):
+    """The objects of an image, and where each is seen.
+
+    Attributes:
+      seen: int8 `[size, size]`, the object that is seen at each pixel; -1 where none is.
+      labels: the class of each object.
+      main: the object whose class is the image's.
+    """
+
+    seen: np.ndarray
+    labels: tuple[int, ...]
+    main: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A drawing in a scene: an object, a fragment of one, or a bar.
+
+    Attributes:
+      drawing: its number among the parts'.
+      x, y: where its centre is.
+      length: its longer side.
+      matrix: takes a square of side 1 to the item, by rows.
+      cut: the first and last place of the drawing that is kept, of 256 in each direction; None keeps all.
+      label: its class; None for a fragment or a bar.
+    """
+
+    drawing: int
+    x: int
+    y: int
+    length: int
+    matrix: tuple[int, int, int, int]
+    colour: tuple[int, int, int]
+    opacity: int
+    cut: tuple[int, int, int, int] | None
+    label: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """Items from back to front on a texture.
+
+    Attributes:
+      main: the place among the items of the one that gives the label.
+      lattice: shades of the texture, uint16 `[16 * 16]`.
+      steps: the places on the lattice that lie one side to the right and one side down, of 256 a point.
+      colours: of its darkest and its brightest shade, int32 `[2, 3]`.
+      noise: the most that noise adds.
+    """
+
+    items: tuple[Item, ...]
+    main: int
+    lattice: np.ndarray
+    steps: tuple[int, int]
+    colours: np.ndarray
+    noise: int
+
+
+def drawings_of(cells: np.ndarray) -> np.ndarray:
+    """The `drawings` of `Parts`, from uint8 `[drawings, 32, 32]`."""
+    cells = np.concatenate([cells, np.full((1, CELL, CELL), 255, np.uint8)])
+    result = np.zeros((LEVELS, len(cells), STRIDE, STRIDE), np.uint8)
+    for level in range(LEVELS):
+        side = cells.shape[1]
+        result[level, :, 1 : side + 1, 1 : side + 1] = cells
+        quarters = cells.reshape(len(cells), side // 2, 2, side // 2, 2).astype(np.uint16)
+        cells = ((quarters.sum((2, 4), dtype=np.uint16) + 2) // 4).astype(np.uint8)
+    return result.reshape(-1)
+
+
+class _Box(NamedTuple):
+    """The pixels that an item may cover, and how its drawing is read there.
+
+    Attributes:
+      place: where its drawing begins among the parts'.
+      side: pixels of the drawing at the level that is read.
+      across, down: the column and the row of the drawing that is read at the first pixel, and what a step to
+        the right and one down add to it; 2^20 is a pixel of the drawing.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+    place: int
+    side: int
+    across: tuple[int, int, int]
+    down: tuple[int, int, int]
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+
+def compose(parts: Parts, label: int, key: tuple[int, int]) -> tuple[Scene, np.random.Philox]:
+    """A scene whose main object is of a class, drawn by a key, and a generator of its other numbers."""
+    generator = np.random.Philox(key=np.array(key, np.uint64))
+    words = generator.random_raw(WORDS + LATTICE_WORDS)
+    halves = np.concatenate([words[:WORDS] >> np.uint64(32), words[:WORDS] & np.uint64(0xFFFFFFFF)])
+    numbers = halves.astype(np.int64).reshape(FIELDS, ITEMS + 2)
+    lattice = words[WORDS:].astype("<u8").view(np.uint8).astype(np.uint16)
+    general = numbers[:, ITEMS:].reshape(-1).tolist()
+    colours = np.array([_within(number, 30, 225) for number in general[:3]], np.int32)
+    others = colours + np.array([_within(number, -TEXTURE, TEXTURE) for number in general[3:6]], np.int32)
+    colours = np.clip(np.stack([colours, others]), 0, 255)
+    turn, zoom = _within(general[6], 0, 1023), _within(general[7], 1, 10)
+    fragments, bars = _within(general[8], 1, FRAGMENTS), _within(general[9], 0, BARS)
+    smaller, above = _within(general[10], 1, SMALLER), _within(general[11], 0, 1)
+    items = _items(
+        parts, label, numbers[:, :ITEMS], _within(general[12], *LENGTH), colours.sum(0, dtype=np.int64) >> 1
+    )
+    first = FRAGMENTS + BARS
+    clutter = [*range(fragments), *range(FRAGMENTS, first)[:bars]]
+    objects = [*range(first, first + smaller)]
+    objects.insert(smaller - above, ITEMS - 1)
+    return Scene(
+        items=tuple(items[number] for number in (*clutter, *objects)),
+        main=len(clutter) + smaller - above,
+        lattice=lattice,
+        steps=(SINES[turn + 256] * zoom >> 4, SINES[turn] * zoom >> 4),
+        colours=colours,
+        noise=_within(general[13], *NOISE),
+    ), generator
+
+
+def _within(number, low, high):
+    """A whole number from `low` to `high`, of one below 2^32; any of these may be arrays."""
+    return low + (number * (high - low + 1) >> 32)
+
+
+def _items(parts: Parts, label: int, numbers: np.ndarray, main: int, ground: np.ndarray) -> list[Item]:
+    """All items that a scene may have.
+
+    Args:
+      numbers: below 2^32, int64 `[fields, items]`.
+      main: the length of the main object.
+      ground: the background's colour.
+    """
+    labels = numbers[0] * len(parts.first) >> 32
+    labels[-1] = label
+    drawing = parts.first[labels] + (numbers[1] * parts.count[labels] >> 32)
+    drawing[KIND == BAR] = parts.first[-1] + parts.count[-1]
+    length = main * _within(numbers[2], *SHARES.T[:, KIND]) >> 8
+    shorter = length * _within(numbers[3], *SLIM.T[:, KIND]) >> 8
+    upright = (numbers[4] & 1).astype(bool)
+    width, height = np.where(upright, shorter, length), np.where(upright, length, shorter)
+    turn = _within(numbers[5], -TURN[KIND], TURN[KIND]) & 1023
+    sine, cosine = SINE_TABLE[turn], SINE_TABLE[turn + 256]
+    lean = _within(numbers[6], -LEAN, LEAN)
+    matrix = (
+        cosine * width >> 12,
+        (cosine * lean - 256 * sine) * height >> 20,
+        sine * width >> 12,
+        (sine * lean + 256 * cosine) * height >> 20,
+    )
+    margin = np.where(KIND == MAIN, length // 2 - 2000, 0)  # The main object is within the image, or nearly.
+    x, y = _within(numbers[7:9], margin, SIDE - margin)
+    opacity = np.where(KIND <= BAR, _within(numbers[9], *FAINT), 256)
+    cuts = _cuts(_within(numbers[10], 0, 128), numbers[11] & 1)
+    columns = (
+        drawing.tolist(),
+        x.tolist(),
+        y.tolist(),
+        length.tolist(),
+        zip(*(entry.tolist() for entry in matrix), strict=True),
+        _colours(numbers[12:17], ground).tolist(),
+        opacity.tolist(),
+        (cut if kind == FRAGMENT else None for cut, kind in zip(cuts.tolist(), KIND.tolist(), strict=True)),
+        (one if kind >= OBJECT else None for one, kind in zip(labels.tolist(), KIND.tolist(), strict=True)),
+    )
+    return [Item(*fields) for fields in zip(*columns, strict=True)]
+
+
+def _cuts(start: np.ndarray, across: np.ndarray) -> np.ndarray:
+    """Halves of drawings that fragments keep, of columns or of rows, `[items, 4]`: `Item.cut`."""
+    whole, half = np.array([[0, 256]]), np.stack([start, start + 128], axis=1)
+    across = across[:, None].astype(bool)
+    return np.concatenate([np.where(across, half, whole), np.where(across, whole, half)], axis=1)
+
+
+def _colours(numbers: np.ndarray, ground: np.ndarray) -> np.ndarray:
+    """Colours of items, `[items, 3]`, brighter or darker than the background's by far."""
+    far, shade = _within(numbers[0], *CONTRAST), ground.sum() // 3
+    brighter = np.where(shade + far > 255, 0, np.where(shade < far, 1, numbers[1] & 1))
+    colours = ground + np.where(brighter, far, -far)[:, None] + _within(numbers[2:5].T, -SHIFT, SHIFT)
+    return np.clip(colours, 0, 255)
+
+
+def draw(scene: Scene, parts: Parts, size: int, generator: np.random.Philox) -> np.ndarray:
+    """The image of a scene, uint8 `[size, size, 3]`; its noise is drawn by the generator."""
+    image = _texture(scene, size)
+    for item, (rows, columns), cover in _covers(scene, parts, size):
+        part = image[:, rows, columns]
+        part += ((np.array(item.colour, np.int32)[:, None, None] - part) * cover) >> 8
+    noise = generator.random_raw(-(-image.size // 8)).astype("<u8").view(np.int8)[: image.size]
+    image += (noise.reshape(image.shape).astype(np.int32) * scene.noise) >> 7
+    np.minimum(np.maximum(image, 0, out=image), 255, out=image)
+    return np.ascontiguousarray(image.astype(np.uint8).transpose(1, 2, 0))
+
+
+def objects(scene: Scene, parts: Parts, size: int) -> Objects:
+    """The objects of a scene, and the pixels of which each covers half or more and is in front."""
+    seen = np.full((size, size), -1, np.int8)
+    whole = [item for item in scene.items if item.label is not None]
+    for item, place, cover in _covers(scene, parts, size):
+        if item.label is not None:
+            seen[place][cover >= 128] = next(number for number, one in enumerate(whole) if one is item)
+    labels = tuple(item.label for item in whole if item.label is not None)
+    return Objects(seen, labels, scene.main - (len(scene.items) - len(whole)))
+
+
+def _texture(scene: Scene, size: int) -> np.ndarray:
+    """The background, int32 `[3, size, size]`."""
+    right, down = (np.arange(size) * step // size for step in scene.steps)
+    x, y = right[None, :] - down[:, None], down[None, :] + right[:, None]
+    column, row = (x >> 8) & (LATTICE - 1), ((y >> 8) & (LATTICE - 1)) * LATTICE
+    next_column, next_row = (column + 1) & (LATTICE - 1), (row + LATTICE) & (LATTICE * LATTICE - 1)
+    x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
+    shades = scene.lattice
+    shade = _between(
+        _between(shades.take(row + column), shades.take(row + next_column), x),
+        _between(shades.take(next_row + column), shades.take(next_row + next_column), x),
+        y,
+    ).astype(np.int32)
+    one, other = scene.colours[:, :, None, None]
+    return one + ((other - one) * shade >> 8)
+
+
+def _between(one: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """One shade and another, mixed by a share of 256; all uint16, of which nothing flows over."""
+    return (one * (256 - share) + other * share) >> 8
+
+
+def _covers(scene: Scene, parts: Parts, size: int) -> Iterator[tuple[Item, tuple[slice, slice], np.ndarray]]:
+    """Yields each item that is within the image, its rows and columns, and how far it covers them, of 256."""
+    boxes = [(item, box) for item in scene.items if (box := _box(item, parts, size)).pixels]
+    # All items' pixels in one array, since at small sizes a call of NumPy's takes longer than its work.
+    ends = list(itertools.accumulate(box.pixels for _, box in boxes))
+    spans = [slice(end - box.pixels, end) for (_, box), end in zip(boxes, ends, strict=True)]
+    x, y, places = np.empty((3, ends[-1]), np.int32)
+    for (_, box), span in zip(boxes, spans, strict=True):
+        rows, columns = np.arange(box.height, dtype=np.int32), np.arange(box.width, dtype=np.int32)
+        for (start, right, below), out in ((box.across, x), (box.down, y)):
+            grid = out[span].reshape(box.height, box.width)
+            np.add.outer(rows * below + start, columns * right, out=grid)
+        places[span] = box.place
+    for coordinate in (x, y):
+        coordinate >>= 12
+        np.minimum(np.maximum(coordinate, 0, out=coordinate), (STRIDE - 1) * 256 - 1, out=coordinate)
+    places += (y >> 8) * STRIDE + (x >> 8)
+    ink = _sample(parts.drawings, places, x, y)
+    for (item, box), span in zip(boxes, spans, strict=True):
+        cover = ink[span]
+        if (sharper := item.length * size // (SIDE * box.side)) > 1:  # An enlarged edge, as narrow as it was.
+            cover = np.minimum(np.maximum((cover - 128) * sharper + 128, 0), 255)
+        if item.cut:
+            left, right, top, bottom = (256 + box.side * edge for edge in item.cut)
+            column, row = x[span], y[span]
+            cover = cover * ((column >= left) & (column <= right) & (row >= top) & (row <= bottom))
+        cover = (cover + (cover >> 7)) * item.opacity >> 8
+        place = slice(box.top, box.top + box.height), slice(box.left, box.left + box.width)
+        yield item, place, cover.reshape(box.height, box.width)
+
+
+def _sample(drawings: np.ndarray, places: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Ink between the pixels of drawings, bilinear, int32 of 255."""
+    x, y = (x & 255).astype(np.uint16), (y & 255).astype(np.uint16)
+    upper = _between(drawings.take(places), drawings[1:].take(places), x)
+    lower = _between(drawings[STRIDE:].take(places), drawings[STRIDE + 1 :].take(places), x)
+    return _between(upper, lower, y).astype(np.int32)
+
+
+def _box(item: Item, parts: Parts, size: int) -> _Box:
+    """Finds an item on the pixels of an image, and how its drawing is read there."""
+    pixels = item.length * size // SIDE
+    level = next((level for level in range(LEVELS - 1) if CELL >> (level + 1) < pixels), LEVELS - 1)
+    side = CELL >> level
+    a, b, c, d = item.matrix
+    # An edge fades out over a pixel of the drawing.
+    wide, high = ((abs(one) + abs(two)) * (side + 1) // (2 * side) for one, two in ((a, b), (c, d)))
+    left, right = _clipped(item.x - wide, size), _clipped(item.x + wide + SIDE // size, size)
+    top, bottom = _clipped(item.y - high, size), _clipped(item.y + high + SIDE // size, size)
+    # The inverse of the matrix takes the middle of a pixel to a place in the drawing.
+    determinant, scale = (a * d - b * c) * size, side << 20
+    x, y = (2 * left + 1) * SIDE - 2 * size * item.x, (2 * top + 1) * SIDE - 2 * size * item.y
+    middle = (128 + 128 * side) << 12  # The drawing's pixel 0 is its border.
+    return _Box(
+        top,
+        left,
+        max(bottom - top, 0),
+        max(right - left, 0),
+        (level * (len(parts.drawings) // (LEVELS * STRIDE * STRIDE)) + item.drawing) * STRIDE * STRIDE,
+        side,
+        (
+            middle + (d * x - b * y) * scale // (2 * determinant),
+            d * SIDE * scale // determinant,
+            -b * SIDE * scale // determinant,
+        ),
+        (
+            middle + (a * y - c * x) * scale // (2 * determinant),
+            -c * SIDE * scale // determinant,
+            a * SIDE * scale // determinant,
+        ),
+    )
+
+
+def _clipped(length: int, size: int) -> int:
+    """The pixel at so far from an image's edge, from 0 to `size`."""
+    return min(max(length * size // SIDE, 0), size)

@@ -1,0 +1,168 @@
+"""Images without end, composed of real parts: objects scattered, turned and coloured on clutter.
+
+Of several whole objects in an image the largest gives the label; the others are smaller, and behind them are
+faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). Image k of a split is a function of k
+alone: the first 1,000 images are part of the first 1,000,000. The scene does not depend on the image's size,
+which says on how many pixels it is drawn.
+"""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.scenes import CELL, Objects, Parts, compose, draw, drawings_of, objects
+from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.digits import digits
+from vit_jax.data.sources.kind import SourceKind, SourceOptions
+from vit_jax.data.sources.slices import split_range
+from vit_jax.errors import UserError, nearest
+
+IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
+SIZES = range(16, 225)  # Pixels.
+# What images are composed of, and no others; the numbers of images' keys follow from their places.
+COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian")
+GLYPHS = Path(__file__).parent.parent / "glyphs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scattered(Source):
+    """Images of a collection's objects, each a function of its index.
+
+    Attributes:
+      images: those of the split that these are.
+    """
+
+    collection: str
+    split: str
+    images: range
+    image_size: int
+
+    @property
+    def class_names(self):
+        return class_names(self.collection)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        scene, parts, stream = self._compose(index)
+        return Example(draw(scene, parts, self.image_size, stream), self.labels_of(index))
+
+    def describe(self, index):
+        return f"{self.collection} {self.split} image {self._number(index)}"
+
+    def labels_of(self, index):
+        return (self._number(index) % len(self.class_names),)
+
+    def known_labels(self):
+        numbers = np.arange(self.images.start, self.images.stop)
+        return (numbers % len(self.class_names)).astype(np.int32)[:, None]
+
+    def objects(self, index: int) -> Objects:
+        """The classes of an image's objects, from back to front, and where each is seen."""
+        scene, parts, _ = self._compose(index)
+        return objects(scene, parts, self.image_size)
+
+    def _compose(self, index: int):
+        parts = parts_of(self.collection, self.split)
+        key = len(IMAGES) * COLLECTIONS.index(self.collection) + tuple(IMAGES).index(self.split)
+        scene, stream = compose(parts, self.labels_of(index)[0], (key, self._number(index)))
+        return scene, parts, stream
+
+    def _number(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"image {index} of {len(self)} of {self.collection} {self.split}")
+        return self.images[index]
+
+
+def scattered(split: str, options: SourceOptions) -> Scattered:
+    """The images of a slice of a collection, whose name is the path.
+
+    Raises:
+      UserError: there is no such collection, split or slice, or images of that size are not drawn.
+    """
+    name = split.split("[")[0]
+    class_names(options.path)
+    if name not in IMAGES:
+        raise UserError(f"{options.path} has no split {name!r}; there are: {', '.join(sorted(IMAGES))}")
+    if options.image_size not in SIZES:
+        raise UserError(
+            f"scattered images are of {SIZES.start} to {SIZES.stop - 1} pixels, not {options.image_size} "
+            "(data.image_size)"
+        )
+    return Scattered(options.path, name, split_range(split, IMAGES[name]), options.image_size)
+
+
+@functools.cache
+def class_names(collection: str) -> tuple[str, ...]:
+    """The digits, or the characters of an alphabet.
+
+    Raises:
+      UserError: there is no such collection.
+    """
+    if collection not in COLLECTIONS:
+        raise UserError(f"nothing is called {collection!r} (data.path); {nearest(collection, COLLECTIONS)}")
+    if collection == "digits":
+        return tuple("0123456789")
+    return tuple(json.loads((GLYPHS / "glyphs.json").read_text())["collections"][collection])
+
+
+@functools.cache
+def parts_of(collection: str, split: str) -> Parts:
+    """The drawings that a split's images are composed of; no two splits have one in common."""
+    cells, labels = (scans if collection == "digits" else glyphs)(collection, split)
+    order = np.argsort(labels, kind="stable")
+    count = np.bincount(labels, minlength=len(class_names(collection)))
+    return Parts(drawings_of(cells[order]), np.cumsum(count) - count, count)
+
+
+def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Scans, uint8 `[scans, 32, 32]`, and their digits; those to test are those of the source `digits`."""
+    source = digits("test" if split == "test" else "train")
+    chosen = {"train": slice(0, 1257), "dev": slice(1257, None), "test": slice(None)}[split]
+    grey = source.images[chosen, :, :, 0].astype(np.int64)
+    # Four times as many pixels a side, between the scan's, and an edge of two of them where ink ends.
+    for axis in (1, 2):
+        places = 2 * np.arange(CELL) - 3
+        near, share = places >> 3, places & 7
+        one, other = (np.take(grey, np.clip(near + step, 0, 7), axis) for step in (0, 1))
+        share = share.reshape((-1, 1) if axis == 1 else (-1,))
+        grey = (one * (8 - share) + other * share) >> 3
+    return np.clip(2 * grey - 128, 0, 255).astype(np.uint8), source.labels[chosen]
+
+
+def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Characters as fonts draw them, uint8 `[drawings, 32, 32]`, and their places in the collection.
+
+    Of a character's drawings a quarter is to test and one is of the split dev, others for each character.
+    """
+    table = json.loads((GLYPHS / "glyphs.json").read_text())["collections"]
+    sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
+    sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85
+    row = sum(len(table[name]) for name in COLLECTIONS[1 : COLLECTIONS.index(collection)])
+    cells, labels = [], []
+    for label in range(len(table[collection])):
+        drawn = sheet[row + label]
+        drawn = drawn[drawn.any((1, 2))]
+        drawn = np.roll(drawn, label * 5, axis=0)
+        tests = len(drawn) // 4
+        chosen = {"test": slice(0, tests), "dev": slice(tests, tests + 1), "train": slice(tests + 1, None)}[
+            split
+        ]
+        cells.append(drawn[chosen])
+        labels += [label] * len(cells[-1])
+    return np.concatenate(cells), np.array(labels)
+
+
+SCATTERED = SourceKind(
+    "scattered",
+    "digits or characters scattered on clutter, without end",
+    scattered,
+    path=f"what is scattered: {', '.join(COLLECTIONS)}",
+    reads_slices=True,
+    counts=lambda path: (IMAGES["train"], len(class_names(path))),
+)
