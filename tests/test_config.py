@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as configs
-from vit_jax import config_page
+from vit_jax import config_page, sweep
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.options import read_options
@@ -21,7 +21,6 @@ from vit_jax.training.objectives import OBJECTIVES
 from vit_jax.training.program import make_program, model_arguments
 
 FOLDER = Path(__file__).parents[1] / "configs"
-PARTS = ("model", "data", "augment", "objective", "loss", "optimizer", "checkpoint", "finetune")
 FILES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
@@ -381,10 +380,13 @@ def test_retention_that_no_checkpoint_meets_is_refused(values, words):
         configs.check(config)
 
 
-def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
+def test_every_value_is_read(tmp_path, monkeypatch):
     config = load("quickstart", "smoke").unlock()
     config.data.unheeded = 1
     config.finetune.train, config.optimizer.average = "lora", 0.9
+    config.fewshot.update(dict(every=2, sets=("digits:",), shots=(1,), seeds=(0,)))
+    options = ("set=digits:", "shots=1", "seeds=0")
+    config.evaluate.update(dict(suites=("fewshot",), options=options))
     read = set()
     plain = ConfigDict.__getitem__
 
@@ -406,16 +408,17 @@ def test_every_value_is_read_by_a_run(tmp_path, monkeypatch):
         assert bool(OBJECTIVES[name].learns_from(config)) == learns
         model = abstract(model_factory("ViT-Ti/4", num_classes=10, image_size=16)) if learns else None
         make_program(config, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=model)
+    sweep.rate_jobs(config, tmp_path / "sweep", given=())
+    sweep.seed_jobs(config, tmp_path / "sweep", given=(), rate=0.1)
     monkeypatch.undo()
-    parts = {"": config} | {name: config[name] for name in PARTS}
-    unread = {
-        (name, key)
-        for name, part in parts.items()
-        for key, value in part.items()
-        if not isinstance(value, ConfigDict) and (*part.keys(), key) not in read
-    }
+    unread = set()
+    for key in (*configs.VALUES, "data.unheeded"):
+        section, _, name = key.rpartition(".")
+        part = config[section] if section else config
+        if (*part.keys(), name) not in read:
+            unread.add(key)
     # The run's length is given in steps here, and no checkpoint's head is there to keep.
-    assert unread - {("", "epochs"), ("finetune", "head")} == {("data", "unheeded")}
+    assert unread - {"epochs", "finetune.head"} == {"data.unheeded"}
 
 
 def test_options_that_are_annotated_are_read_too(tmp_path):

@@ -17,19 +17,21 @@ import shlex
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from absl import flags
+from ml_collections import ConfigDict
 
 from vit_jax import command
 from vit_jax.config import check, differences, from_json, to_json
-from vit_jax.data.sources.base import Source, lacking
+from vit_jax.data.sources.base import lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
 from vit_jax.options import SPLIT, Option, number, several, whole
+from vit_jax.runs import workdir
 from vit_jax.runs.jobs import Job, Outcome, outcome, run_jobs
 from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
-from vit_jax.runs.workdir import absolute
 from vit_jax.training.objectives import objective_of
 
 CONFIG = command.define_config("The job: a file such as configs/finetune.py.")
@@ -47,7 +49,10 @@ OPTIONS = {
         operational=True,
     ),
     "sweep.resnet_rates": Option(
-        (), several(number(above=0), different=True), "Rates more where the model is a BiT or a hybrid."
+        (),
+        several(number(above=0), different=True),
+        "Rates more where the model is a BiT or a hybrid.",
+        operational=True,
     ),
     "sweep.train_split": Option(
         "[:90%]",
@@ -75,36 +80,11 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/finetune.py and --workdir=DIR")
-    config, folder = CONFIG.value, absolute(WORKDIR.value)
-    check(config)
-    if not config.sweep.rates or not config.sweep.seeds:
-        raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
-    if not objective_of(config).labels:
-        raise UserError(
-            f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} lacks"
-        )
+    config, folder = CONFIG.value, workdir.absolute(WORKDIR.value)
+    check_sweep(config)
     given = config_flags_of(sys.argv[1:])
-    train_split, dev_split = held_out_splits(config)
-    held_out = (  # The test images are not even opened.
-        f"--config.data.train_split={train_split}",
-        f"--config.data.test_split={dev_split}",
-        "--config.data.dev_split=None",
-    )
-    compared = dict.fromkeys(config.sweep.rates)
-    if config.sweep.resnet_rates and has_resnet(config):
-        compared |= dict.fromkeys(config.sweep.resnet_rates)
-    rates = {
-        rate: Job(folder / f"rate-{rate:g}", (*given, *held_out, f"--config.optimizer.learning_rate={rate}"))
-        for rate in compared
-    }
-
-    def final(seed: int, rate: float) -> Job:
-        """Evaluated at its end only."""
-        values = {"optimizer.learning_rate": rate, "seed": seed, "evaluate_every": 10**9}
-        flags = tuple(f"--config.{key}={value}" for key, value in values.items())
-        return Job(folder / f"seed-{seed}", (*given, *flags))
-
-    names = [job.name for job in rates.values()] + [final(seed, 0).name for seed in config.sweep.seeds]
+    rates = rate_jobs(config, folder, given)
+    names = [job.name for job in (*rates.values(), *seed_jobs(config, folder, given, rate=0).values())]
     if LIST.value:
         for name in names:
             own = (*given, f"--workdir={folder}", f"--only={name}")
@@ -112,30 +92,60 @@ def main(arguments: list[str]) -> None:
         return
     if ONLY.value not in (None, *names):
         raise UserError(f"--only={ONLY.value}: the runs are {', '.join(names)}")
-    for name, source in open_held_out(config, train_split, dev_split).items():
-        for line in lacking(name, source):
-            print(line)
+    open_held_out(config)
     claim(folder, config)
 
     run_jobs([job for job in rates.values() if ONLY.value in (None, job.name)])
-    found = {rate: outcome(job) for rate, job in rates.items()}
     if ONLY.value in [job.name for job in rates.values()]:
         return
-    if waiting := [rates[rate].name for rate, result in found.items() if result.pending]:
-        raise UserError(f"{', '.join(waiting)} must be finished first")
-    accuracies = {rate: result.figures["accuracy"] for rate, result in found.items() if result.figures}
-    if not accuracies:
-        reasons = "; ".join(f"{rates[rate].name}: {result.failure}" for rate, result in found.items())
-        raise UserError(f"no run of the sweep came to its end: {reasons}")
-    best = max(accuracies, key=accuracies.get)
-    print(f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out images")
-
-    seeds = {seed: final(seed, best) for seed in config.sweep.seeds}
+    found = {rate: outcome(job) for rate, job in rates.items()}
+    best = best_rate(found)
+    seeds = seed_jobs(config, folder, given, best)
+    check_seeds(seeds, best)
     run_jobs([job for job in seeds.values() if ONLY.value in (None, job.name)])
     write(folder, found, best, {seed: outcome(job) for seed, job in seeds.items()})
 
 
-def held_out_splits(config) -> tuple[str, str]:
+def check_sweep(config: ConfigDict) -> None:
+    """Raises UserError for a config with which no sweep is possible."""
+    check(config)
+    if not config.sweep.rates or not config.sweep.seeds:
+        raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
+    if not objective_of(config).labels:
+        raise UserError(
+            f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} lacks"
+        )
+
+
+def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[float, Job]:
+    """The runs that are compared, by their rates; of the test images they see none.
+
+    Args:
+      given: the flags of every run.
+
+    Raises:
+      UserError: the splits share images.
+    """
+    train_split, dev_split = held_out_splits(config)
+    held_out = {"data.train_split": train_split, "data.test_split": dev_split, "data.dev_split": None}
+    rates = dict.fromkeys(config.sweep.rates)
+    if config.sweep.resnet_rates and has_resnet(config):
+        rates |= dict.fromkeys(config.sweep.resnet_rates)
+    return {
+        rate: changed(folder / f"rate-{rate:g}", given, held_out | {"optimizer.learning_rate": rate})
+        for rate in rates
+    }
+
+
+def seed_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...], rate: float) -> dict[int, Job]:
+    """The runs at the best rate, by their seeds: on all training images, and tested at their end only."""
+    values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
+    return {
+        seed: changed(folder / f"seed-{seed}", given, values | {"seed": seed}) for seed in config.sweep.seeds
+    }
+
+
+def held_out_splits(config: ConfigDict) -> tuple[str, str]:
     """The splits for training a rate and for comparing rates, perhaps slices of the training split.
 
     Raises:
@@ -152,16 +162,54 @@ def held_out_splits(config) -> tuple[str, str]:
     return train, dev
 
 
-def open_held_out(config, train_split: str, dev_split: str) -> dict[str, Source]:
-    """The two sources, opened before any run, so that a mistake in them is said once.
+def open_held_out(config: ConfigDict) -> None:
+    """Opens what rates are trained on and compared on, before any run, so that a mistake in it is said once.
 
     Raises:
-      UserError: one cannot be opened.
+      UserError: one of the two cannot be opened.
     """
     held_out = from_json(to_json(config))
+    train_split, dev_split = held_out_splits(config)
     held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
     splits = open_splits(held_out)
-    return {"training": splits.train, "held-out": splits.test}
+    for name, source in {"training": splits.train, "held-out": splits.test}.items():
+        for line in lacking(name, source):
+            print(line)
+
+
+def best_rate(found: dict[float, Outcome]) -> float:
+    """The rate of the highest accuracy, which is also printed.
+
+    Raises:
+      UserError: a run is not finished, or all have failed.
+    """
+    if waiting := [f"rate-{rate:g}" for rate, result in found.items() if result.pending]:
+        raise UserError(f"{', '.join(waiting)} must be finished first")
+    accuracies = {rate: result.figures["accuracy"] for rate, result in found.items() if result.figures}
+    if not accuracies:
+        reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in found.items())
+        raise UserError(f"no run of the sweep came to its end: {reasons}")
+    best = max(accuracies, key=accuracies.get)
+    print(f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out images")
+    return best
+
+
+def check_seeds(seeds: dict[int, Job], rate: float) -> None:
+    """Raises UserError where a seed's run was begun at another rate: before more rates were compared."""
+    for job in seeds.values():
+        file = job.workdir / workdir.CONFIG
+        if file.exists():
+            begun = from_json(file.read_text()).optimizer.learning_rate
+            if begun != rate:
+                raise UserError(
+                    f"{job.workdir} was trained at the rate {begun:g}, and now {rate:g} is the best: move the "
+                    "folders of the seeds away to train them anew"
+                )
+
+
+def changed(path: Path, given: tuple[str, ...], values: dict[str, Any]) -> Job:
+    """The run of these flags with some of the config's values changed."""
+    return Job(path, (*given, *(f"--config.{key}={value}" for key, value in values.items())))
 
 
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
@@ -173,11 +221,17 @@ def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def claim(folder: Path, config) -> None:
+def claim(folder: Path, config: ConfigDict) -> None:
     """Makes `folder` this config's sweep, or sees that it is."""
     file = folder / SWEEP
     if file.exists():
-        if differing := differences(file.read_text(), config):
+        saved = from_json(file.read_text()).sweep
+        differing = differences(file.read_text(), config) + [
+            f"sweep.{key}: {saved[key]} -> {config.sweep[key]}"
+            for key in ("train_split", "dev_split")  # Rates are compared on the same images.
+            if saved[key] != config.sweep[key]
+        ]
+        if differing:
             raise UserError(
                 f"{folder} belongs to a sweep with another config ({'; '.join(differing)}); "
                 "give another --workdir"

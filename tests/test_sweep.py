@@ -1,0 +1,35 @@
+"""A sweep shows beside one another only what was trained alike."""
+
+import pytest
+
+from tests.test_config import load
+from vit_jax.config import to_json
+from vit_jax.errors import UserError
+from vit_jax.sweep import check_seeds, claim, seed_jobs
+
+
+@pytest.mark.parametrize("split", ["train_split", "dev_split"])
+def test_rates_of_one_folder_are_compared_on_the_same_images(split, tmp_path):
+    config = load("quickstart")
+    claim(tmp_path, config)
+    config.sweep[split] = "train[:7]"
+    with pytest.raises(UserError, match=rf"another config \(sweep.{split}: .* -> train\[:7\]\)"):
+        claim(tmp_path, config)
+
+
+def test_more_rates_may_be_compared_later(tmp_path):
+    config = load("quickstart")
+    claim(tmp_path, config)
+    config.sweep.rates, config.sweep.resnet_rates, config.sweep.seeds = (0.1, 0.2), (0.3,), (7,)
+    claim(tmp_path, config)
+
+
+def test_seeds_of_another_rate_are_not_shown_as_those_of_the_best(tmp_path):
+    config = load("quickstart")
+    config.optimizer.learning_rate = 0.01
+    jobs = seed_jobs(config, tmp_path, given=(), rate=0.01)
+    jobs[0].workdir.mkdir()
+    (jobs[0].workdir / "config.json").write_text(to_json(config))
+    check_seeds(jobs, 0.01)
+    with pytest.raises(UserError, match="seed-0 was trained at the rate 0.01, and now 0.03 is the best"):
+        check_seeds(jobs, 0.03)
