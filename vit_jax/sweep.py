@@ -202,8 +202,8 @@ def check_seeds(seeds: dict[int, Job], rate: float) -> None:
             begun = from_json(file.read_text()).optimizer.learning_rate
             if begun != rate:
                 raise UserError(
-                    f"{job.workdir} was trained at the rate {begun:g}, and now {rate:g} is the best: move the "
-                    "folders of the seeds away to train them anew"
+                    f"{job.workdir} was trained at the rate {begun:g}, and now {rate:g} is the best: move "
+                    "the folders of the seeds away to train them anew"
                 )
 
 
