@@ -11,11 +11,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax import config as configs
-from vit_jax import config_page, sweep
+from vit_jax import config_page
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.options import read_options
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.runs import rate_search
 from vit_jax.runs.loop import train
 from vit_jax.training.objectives import OBJECTIVES
 from vit_jax.training.program import make_program, model_arguments
@@ -408,8 +409,8 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         assert bool(OBJECTIVES[name].learns_from(config)) == learns
         model = abstract(model_factory("ViT-Ti/4", num_classes=10, image_size=16)) if learns else None
         make_program(config, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=model)
-    sweep.rate_jobs(config, tmp_path / "sweep", given=())
-    sweep.seed_jobs(config, tmp_path / "sweep", given=(), rate=0.1)
+    rate_search.rate_jobs(config, tmp_path / "sweep", given=())
+    rate_search.seed_jobs(config, tmp_path / "sweep", given=(), rate=0.1)
     monkeypatch.undo()
     unread = set()
     for key in (*configs.VALUES, "data.unheeded"):

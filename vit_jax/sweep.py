@@ -10,69 +10,31 @@ command again goes on where it was; finished runs are kept.
 share DIR; the command without it then makes the table.
 """
 
-import itertools
-import json
 import re
 import shlex
-import statistics
 import sys
-from pathlib import Path
-from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from vit_jax import command
-from vit_jax.config import check, differences, from_json, to_json
-from vit_jax.data.sources.base import lacking
-from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
-from vit_jax.options import SPLIT, Option, number, several, whole
-from vit_jax.runs import workdir
-from vit_jax.runs.jobs import Job, Outcome, outcome, run_jobs
-from vit_jax.runs.splits import MANY, open_splits
-from vit_jax.runs.warm_start import has_resnet
-from vit_jax.training.objectives import objective_of
+from vit_jax.runs.jobs import outcome, run_jobs
+from vit_jax.runs.rate_search import (
+    best_rate,
+    check_seeds,
+    check_sweep,
+    claim,
+    open_held_out,
+    rate_jobs,
+    seed_jobs,
+    write,
+)
+from vit_jax.runs.workdir import absolute
 
 CONFIG = command.define_config("The job: a file such as configs/finetune.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the runs and the table; again to go on.")
 ONLY = flags.DEFINE_string("only", None, "One run by name, such as rate-0.01 or seed-0.")
 LIST = flags.DEFINE_bool("list", False, "Print the runs' commands and do nothing.")
-
-SWEEP = "sweep.json"  # The config, so that another's runs are not mixed in.
-
-OPTIONS = {
-    "sweep.rates": Option(
-        (1e-3, 3e-3, 1e-2, 3e-2),
-        several(number(above=0), different=True),
-        "The learning rates that are compared.",
-        operational=True,
-    ),
-    "sweep.resnet_rates": Option(
-        (),
-        several(number(above=0), different=True),
-        "Rates more where the model is a BiT or a hybrid.",
-        operational=True,
-    ),
-    "sweep.train_split": Option(
-        "[:90%]",
-        SPLIT,
-        "What a rate is trained on: a split, or a slice of data.train_split.",
-        operational=True,
-    ),
-    "sweep.dev_split": Option(
-        "[90%:]",
-        SPLIT,
-        "What rates are compared on: a split, or a slice of data.train_split.",
-        operational=True,
-    ),
-    "sweep.seeds": Option(
-        (0, 1, 2),
-        several(whole(0), different=True),
-        "Seeds of the runs at the best rate, on all training images.",
-        operational=True,
-    ),
-}
 
 
 def main(arguments: list[str]) -> None:
@@ -80,7 +42,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/finetune.py and --workdir=DIR")
-    config, folder = CONFIG.value, workdir.absolute(WORKDIR.value)
+    config, folder = CONFIG.value, absolute(WORKDIR.value)
     check_sweep(config)
     given = config_flags_of(sys.argv[1:])
     rates = rate_jobs(config, folder, given)
@@ -106,112 +68,6 @@ def main(arguments: list[str]) -> None:
     write(folder, found, best, {seed: outcome(job) for seed, job in seeds.items()})
 
 
-def check_sweep(config: ConfigDict) -> None:
-    """Raises UserError for a config with which no sweep is possible."""
-    check(config)
-    if not config.sweep.rates or not config.sweep.seeds:
-        raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
-    if not objective_of(config).labels:
-        raise UserError(
-            f"a sweep compares accuracies, which config.objective.name={config.objective.name!r} lacks"
-        )
-
-
-def rate_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...]) -> dict[float, Job]:
-    """The runs that are compared, by their rates; of the test images they see none.
-
-    Args:
-      given: the flags of every run.
-
-    Raises:
-      UserError: the splits share images.
-    """
-    train_split, dev_split = held_out_splits(config)
-    held_out = {"data.train_split": train_split, "data.test_split": dev_split, "data.dev_split": None}
-    rates = dict.fromkeys(config.sweep.rates)
-    if config.sweep.resnet_rates and has_resnet(config):
-        rates |= dict.fromkeys(config.sweep.resnet_rates)
-    return {
-        rate: changed(folder / f"rate-{rate:g}", given, held_out | {"optimizer.learning_rate": rate})
-        for rate in rates
-    }
-
-
-def seed_jobs(config: ConfigDict, folder: Path, given: tuple[str, ...], rate: float) -> dict[int, Job]:
-    """The runs at the best rate, by their seeds: on all training images, and tested at their end only."""
-    values = {"optimizer.learning_rate": rate, "evaluate_every": 10**9}
-    return {
-        seed: changed(folder / f"seed-{seed}", given, values | {"seed": seed}) for seed in config.sweep.seeds
-    }
-
-
-def held_out_splits(config: ConfigDict) -> tuple[str, str]:
-    """The splits for training a rate and for comparing rates, perhaps slices of the training split.
-
-    Raises:
-      UserError: they share images with each other or with the test split.
-    """
-    given = config.sweep.train_split, config.sweep.dev_split
-    train, dev = (cut(config.data.train_split, one) if one.startswith("[") else one for one in given)
-    named = {"sweep.train_split": train, "sweep.dev_split": dev, "data.test_split": config.data.test_split}
-    for one, other in itertools.combinations(named, 2):
-        if overlap(named[one], named[other], MANY):
-            raise UserError(
-                f"config.{one} is {named[one]!r}, and config.{other} has images of it: {named[other]!r}"
-            )
-    return train, dev
-
-
-def open_held_out(config: ConfigDict) -> None:
-    """Opens what rates are trained on and compared on, before any run, so that a mistake in it is said once.
-
-    Raises:
-      UserError: one of the two cannot be opened.
-    """
-    held_out = from_json(to_json(config))
-    train_split, dev_split = held_out_splits(config)
-    held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
-    splits = open_splits(held_out)
-    for name, source in {"training": splits.train, "held-out": splits.test}.items():
-        for line in lacking(name, source):
-            print(line)
-
-
-def best_rate(found: dict[float, Outcome]) -> float:
-    """The rate of the highest accuracy, which is also printed.
-
-    Raises:
-      UserError: a run is not finished, or all have failed.
-    """
-    if waiting := [f"rate-{rate:g}" for rate, result in found.items() if result.pending]:
-        raise UserError(f"{', '.join(waiting)} must be finished first")
-    accuracies = {rate: result.figures["accuracy"] for rate, result in found.items() if result.figures}
-    if not accuracies:
-        reasons = "; ".join(f"rate-{rate:g}: {result.failure}" for rate, result in found.items())
-        raise UserError(f"no run of the sweep came to its end: {reasons}")
-    best = max(accuracies, key=accuracies.get)
-    print(f"== best of {len(accuracies)} rates: {best:g}, {accuracies[best]:.2%} of the held-out images")
-    return best
-
-
-def check_seeds(seeds: dict[int, Job], rate: float) -> None:
-    """Raises UserError where a seed's run was begun at another rate: before more rates were compared."""
-    for job in seeds.values():
-        file = job.workdir / workdir.CONFIG
-        if file.exists():
-            begun = from_json(file.read_text()).optimizer.learning_rate
-            if begun != rate:
-                raise UserError(
-                    f"{job.workdir} was trained at the rate {begun:g}, and now {rate:g} is the best: move "
-                    "the folders of the seeds away to train them anew"
-                )
-
-
-def changed(path: Path, given: tuple[str, ...], values: dict[str, Any]) -> Job:
-    """The run of these flags with some of the config's values changed."""
-    return Job(path, (*given, *(f"--config.{key}={value}" for key, value in values.items())))
-
-
 def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
     """The flags of the config among a command's arguments, `--config=FILE` or `--config FILE`."""
     given = []
@@ -219,85 +75,6 @@ def config_flags_of(arguments: list[str]) -> tuple[str, ...]:
         if re.match(r"--?config\b", flag):
             given += [flag] if "=" in flag or following.startswith("-") else [flag, following]
     return tuple(given)
-
-
-def claim(folder: Path, config: ConfigDict) -> None:
-    """Makes `folder` this config's sweep, or sees that it is."""
-    file = folder / SWEEP
-    if file.exists():
-        saved = from_json(file.read_text()).sweep
-        differing = differences(file.read_text(), config) + [
-            f"sweep.{key}: {saved[key]} -> {config.sweep[key]}"
-            for key in ("train_split", "dev_split")  # Rates are compared on the same images.
-            if saved[key] != config.sweep[key]
-        ]
-        if differing:
-            raise UserError(
-                f"{folder} belongs to a sweep with another config ({'; '.join(differing)}); "
-                "give another --workdir"
-            )
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} holds files but no sweep; give a new or empty --workdir")
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(to_json(config) + "\n")
-
-
-def write(folder: Path, rates: dict[float, Outcome], best: float, seeds: dict[int, Outcome]) -> None:
-    """The table, printed and as results.md, results.json and results.png."""
-    lines = ["| run | learning rate | images | accuracy |", "|---|---|---|---|"]
-    for rate, result in rates.items():
-        lines.append(f"| held-out training images | {rate:g} | {cells(result)} |")
-    for seed, result in seeds.items():
-        lines.append(f"| test, seed {seed} | {best:g} | {cells(result)} |")
-    tests = [result.figures["accuracy"] for result in seeds.values() if result.figures]
-    if tests:
-        deviation = f" ± {100 * statistics.stdev(tests):.2f}" if len(tests) > 1 else ""
-        mean = f"{statistics.mean(tests):.2%}{deviation}"
-        lines.append(f"| **test, mean of {len(tests)}** | {best:g} | | **{mean}** |")
-    text = "\n".join(lines)
-    (folder / "results.md").write_text(text + "\n")
-    (folder / "results.json").write_text(
-        json.dumps(
-            {
-                "rates": {f"{rate:g}": as_json(result) for rate, result in rates.items()},
-                "best_rate": best,
-                "seeds": {str(seed): as_json(result) for seed, result in seeds.items()},
-            },
-            indent=2,
-        )
-        + "\n"
-    )
-    draw(folder / "results.png", rates, best, tests)
-    print(f"\n{text}\n\n{folder / 'results.md'}, results.json, results.png")
-
-
-def as_json(result: Outcome) -> dict:
-    """A run's figures, or why there are none."""
-    return {"figures": result.figures, "failure": result.failure}
-
-
-def cells(result: Outcome) -> str:
-    """The cells of a run's row in the table."""
-    if result.figures is None:
-        return f"| {result.failure or 'not run'}"
-    return f"{result.figures['images']:,.0f} | {result.figures['accuracy']:.2%}"
-
-
-def draw(path: Path, rates: dict[float, Outcome], best: float, tests: list[float]) -> None:
-    """Accuracy over the learning rate."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 3.4), layout="constrained")
-    axes = figure.subplots()
-    known = {rate: 100 * result.figures["accuracy"] for rate, result in rates.items() if result.figures}
-    axes.plot(list(known), list(known.values()), "o-", label="held-out training images")
-    axes.plot([best] * len(tests), [100 * accuracy for accuracy in tests], "x", label="test, each seed")
-    axes.set(xscale="log", xlabel="learning rate", ylabel="accuracy, %", xticks=list(known))
-    axes.set_xticks(list(known), [f"{rate:g}" for rate in known])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 from tests.test_config import load
 from vit_jax.config import to_json
 from vit_jax.errors import UserError
-from vit_jax.sweep import check_seeds, claim, seed_jobs
+from vit_jax.runs.rate_search import check_seeds, claim, seed_jobs
 
 
 @pytest.mark.parametrize("split", ["train_split", "dev_split"])
