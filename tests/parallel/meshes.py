@@ -43,7 +43,7 @@ MODELS = {
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
     "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=2, decoder_heads=8),
-    "DINO": dict(name="dino", head_hidden=64, prototypes=128),
+    "DINO": dict(name="dino", head_hidden=64, prototypes=128, local_crops=3, local_size=8),
     "distillation": dict(name="distillation"),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5

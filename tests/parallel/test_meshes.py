@@ -72,7 +72,7 @@ def test_images_are_masked_alike_on_one_device_and_on_eight(results, objective, 
 
 
 @pytest.mark.slow
-def test_teachers_of_both_kinds_say_the_same_on_one_device_and_on_eight():
+def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_device_and_on_eight():
     found = losses(*(f"{name}: {mesh}" for name in ("DINO", "distillation") for mesh in ("one", "all")))
     for name in ("DINO", "distillation"):
         every, one = found[f"{name}: all"], found[f"{name}: one"]

@@ -1,4 +1,4 @@
-"""A run that learns from a frozen teacher: killed, started again, and held to its teacher."""
+"""Runs with teachers, killed and started again; one with a frozen teacher is held to it."""
 
 import shutil
 
@@ -23,6 +23,17 @@ class Killed(Exception):
     pass
 
 
+def kill(step, row):
+    if step == 2:
+        raise Killed
+
+
+def assert_same(workdir, expected):
+    for one, other in zip(parameters(workdir), parameters(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert figures(workdir) == figures(expected)
+
+
 @pytest.mark.slow
 def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_path):
     make_teacher(tmp_path / "teacher", 0)
@@ -30,10 +41,6 @@ def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_pat
     def config_of(teacher):
         values = {"objective.name": "distillation", "objective.teacher": str(teacher)}
         return small(steps=4, evaluate_every=4, **{"optimizer.average": 0.5}, **values)
-
-    def kill(step, row):
-        if step == 2:
-            raise Killed
 
     config = config_of(tmp_path / "teacher")
     vit_jax.train(config, tmp_path / "whole")
@@ -44,8 +51,18 @@ def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_pat
     with pytest.raises(vit_jax.UserError, match="belongs to a run of other frozen model .*parameters"):
         vit_jax.train(config, tmp_path / "killed")
     vit_jax.train(config_of(tmp_path / "moved"), tmp_path / "killed")
-    for one, other in zip(parameters(tmp_path / "killed"), parameters(tmp_path / "whole"), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert figures(tmp_path / "killed") == figures(tmp_path / "whole")
+    assert_same(tmp_path / "killed", tmp_path / "whole")
     shutil.rmtree(tmp_path / "moved")
     assert vit_jax.load_model(tmp_path / "killed", say=str).num_classes == 10
+
+
+@pytest.mark.slow
+def test_run_with_views_of_two_sizes_goes_on_to_the_bit(tmp_path):
+    head = {"objective.head_hidden": 16, "objective.prototypes": 12}
+    local = {"objective.local_crops": 2, "objective.local_size": 8}
+    config = small(steps=4, evaluate_every=4, **{"objective.name": "dino"}, **head, **local)
+    vit_jax.train(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        vit_jax.train(config, tmp_path / "killed", on_log=kill)
+    vit_jax.train(config, tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "whole")

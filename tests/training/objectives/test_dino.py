@@ -3,8 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.training.objectives.small import SMALL, config_of
+from vit_jax.config import check
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
@@ -12,6 +14,7 @@ from vit_jax.planning.estimate import make_workload
 from vit_jax.runs.assemble import pictures
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.loop import as_items, from_items
+from vit_jax.training.objectives.objective import Now
 from vit_jax.training.program import abstract_batch, make_program
 
 
@@ -43,11 +46,6 @@ def stepped(steps=2, **values):
 def assert_equal(one, other, rtol=1e-5, atol=1e-6):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
-
-
-@pytest.mark.slow
-def test_eight_devices_train_as_one():
-    assert_equal(stepped(), stepped(devices=jax.devices()[:1]))
 
 
 @pytest.mark.slow
@@ -101,6 +99,67 @@ def test_plan_counts_both_views_and_the_teacher():
     ratio = make_workload(config, None).multiply_adds / make_workload(supervised, None).multiply_adds
     # A third of a forward pass for each of the teacher's two; the last layer reads one token only.
     assert 8 / 3 * 0.7 < ratio < 8 / 3 * 1.2
+
+
+LOCAL = {"objective.local_crops": 3, "objective.local_size": 8}
+
+
+def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
+    program, config = setup(**LOCAL)
+    assert abstract_batch(config, program.mesh)["local"].shape == (16, 3, 8, 8, 3)
+    judged = program.judged(program.initial_state(0))
+    graphdefs, batch = (program.graphdef, program.objective), jax.device_get(batch_of(program.mesh))
+    batch["local"] = np.random.default_rng(5).integers(256, size=(16, 3, 8, 8, 3), dtype=np.uint8)
+
+    @jax.jit
+    def compute(judged, images, local):
+        def losses(params):
+            model, objective = nnx.merge(graphdefs[0], params), nnx.merge(graphdefs[1], judged.own)
+            loss = objective(model, {"image": images, "local": local}, Now(None, judged.memory))
+            large, small = objective.compare(model, images), objective.compare(model.resized(8), local)
+            return loss.each.mean(), (loss.each, large[0], small[0])
+
+        (_, found), gradient = jax.value_and_grad(losses, has_aux=True)(judged.params)
+        return *found, gradient["position_embedding"]["table"]
+
+    found, large, small, table = compute(judged, batch["image"], batch["local"])
+    every = np.concatenate([large, small], axis=1) / 0.1
+    said = every - np.log(np.exp(every).sum(-1, keepdims=True))
+    wanted = np.exp(large / 0.04) / np.exp(large / 0.04).sum(-1, keepdims=True)  # The centre is zero yet.
+    pairs = [(t, s) for t in range(2) for s in range(5) if t != s]
+    mean = sum(-(wanted[:, t] * said[:, s]).sum(-1) for t, s in pairs) / len(pairs)
+    np.testing.assert_allclose(found, mean, rtol=1e-4)
+    *_, other = compute(judged, batch["image"], batch["local"][::-1])
+    # Those that four patches are interpolated from, and the class token's.
+    assert (np.abs(table - other).max(axis=-1)[0, [0, 1, 4, 13, 16]] > 0).all()
+
+
+def test_plan_counts_local_crops_without_a_teacher():
+    _, config = setup()
+    config.data.source, config.epochs = "digits", 5.0
+    whole = make_workload(config, None).multiply_adds
+    config.update_from_flattened_dict(LOCAL)
+    # Five tokens for seventeen, and no third for a teacher; the head counts for all alike.
+    assert 0.3 < (make_workload(config, None).multiply_adds - whole) / whole * (8 / 3) / 3 < 0.8
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"objective.local_size": 6}, "objective.local_size = 6: .*does not divide"),
+        ({"model.position": "relative"}, "objective.local_size = 8: .*relative"),
+    ],
+)
+def test_local_crops_that_the_model_does_not_take_are_refused(values, words):
+    with pytest.raises(UserError, match=words):
+        setup(**LOCAL | values)
+
+
+def test_local_crops_need_a_crop_that_draws_an_area():
+    _, config = setup()
+    config.update_from_flattened_dict(LOCAL | {"data.crop": "none", "epochs": 1.0})
+    with pytest.raises(UserError, match="objective.local_crops is 3 and must be 0 with data.crop='none'"):
+        check(config)
 
 
 def test_mixed_images_are_refused():
