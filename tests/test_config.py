@@ -402,6 +402,7 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     train(config, tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
     config.optimizer.name = "adafactor"  # It alone bounds its updates.
+    config.objective.local_crops = 1  # Without any nobody asks for their size.
     for name in OBJECTIVES.keys() - {"classification"}:
         classes = 10 if OBJECTIVES[name].labels else 0
         learns = name == "distillation"
