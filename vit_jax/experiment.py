@@ -6,6 +6,7 @@
   NAME --out=DIR  runs it, and writes NAME.md, NAME.json and its pictures into DIR, where progress.html shows
                   how far it is. The same command again goes on where it was stopped; on several machines that
                   see one DIR they share the runs
+  NAME --steps=4 --out=DIR  the same with runs of four steps, to see that all of it works
   NAME --scale=paper   the same by the paper's own recipe, on its data
   record NAME DIR ...  makes the record in experiments/records of the runs in these folders
   ledger               writes LEDGER.md, and the recorded tables in README.md and docs/
@@ -53,8 +54,8 @@ def main(arguments: list[str]) -> None:
     else:
         experiment = load(name)
         given = parse(name, experiment, [argument for argument in arguments if argument != name])
-        out, plan, scale = given.pop("out"), given.pop("plan"), given.pop("scale")
-        study = Study(out, given, lambda line: print(line, flush=True), scale)
+        out, plan, scale, steps = (given.pop(key) for key in ("out", "plan", "scale", "steps"))
+        study = Study(out, given, lambda line: print(line, flush=True), scale, steps=steps)
         if plan:
             show_plan(known_trials(experiment.at(scale), study))
         else:
@@ -134,6 +135,7 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
     parser.add_argument(
         "--scale", choices=("laptop", "paper"), default="laptop", help="the paper's needs its data and pods"
     )
+    parser.add_argument("--steps", type=int, help="of each run, to try all of it; such runs are not recorded")
     for option, values in experiment.options.items():
         parser.add_argument(f"--{option}", **values)
     return vars(parser.parse_args(arguments))

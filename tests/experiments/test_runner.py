@@ -235,7 +235,7 @@ def test_pages_have_the_tables_of_the_records(recorded, file):
     assert "## Table 1: widths" in page and "| 32 | 53.20 ± 0.00 |" in page
     text = "# A page\n\n<!-- record widths -->\nold\n<!-- end of record -->\nmore\n"
     written = ledger_page.with_records(text, known, all_records)
-    assert "| 32 | 56.40 ± 0.00 |\n<!-- end of record -->\nmore" in written and "\nold" not in written
+    assert "| 64 | 56.40 ± 0.00 |\n<!-- end of record -->\nmore" in written and "\nold" not in written
     assert ledger_page.with_records(written, known, all_records) == written
     with pytest.raises(UserError, match="no record 'nothing'"):
         ledger_page.with_records(text.replace("widths", "nothing"), known, all_records)

@@ -31,6 +31,8 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
       UserError: no run of it is finished there; a run's commit is not known; the runs are of several scales.
     """
     about = read_study(folders)
+    if about.get("steps"):
+        raise UserError(f"{folders[0]} is a trial of {about['steps']} steps a run, which is not recorded")
     study = Study(folders[0], about["options"], scale=about["scale"], places=folders)
     scaled = experiment.at(study.scale)
     trials, finished = known_trials(scaled, study), study.finished()

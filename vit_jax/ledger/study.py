@@ -53,6 +53,7 @@ class Study:
       options: values of the experiment's own flags.
       scale: `laptop` or `paper`.
       places: folders in which a run may also lie, under its name.
+      steps: of each run, to try the experiment; None: those that it asks for.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Study:
         say: Callable[[str], None] = print,
         scale: str = "laptop",
         places: Sequence[Path] = (),
+        steps: int | None = None,
     ):
-        self.out, self.options, self.say, self.scale = out, dict(options), say, scale
+        self.out, self.options, self.say, self.scale, self.steps = out, dict(options), say, scale, steps
         self.trials: list[Trial] = []
         self._places, self._outcomes = places, {}
 
@@ -79,6 +81,9 @@ class Study:
             place for place in self._places if place.parts[-len(Path(name).parts) :] == Path(name).parts
         ]
         changed = {key.replace("__", "."): value for key, value in values.items()}
+        if self.steps:
+            changed |= {"steps": self.steps, "optimizer.warmup_steps": 1, "fewshot.every": 0}
+            changed |= {"evaluate_every": self.steps, "checkpoint.every": self.steps}
         return job_of(found[0] if found else self.out / name, config, changed)
 
     def outcome(self, trial: Trial) -> Outcome:
@@ -266,7 +271,7 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
       UserError: it is another's, or holds other files.
     """
     file = study.out / STUDY
-    ours = {"experiment": experiment.runs_of or name, "scale": study.scale}
+    ours = {"experiment": experiment.runs_of or name, "scale": study.scale, "steps": study.steps}
     ours["options"] = {
         key: value if isinstance(value, (int, float, list)) else value and str(value)
         for key, value in study.options.items()

@@ -1,0 +1,31 @@
+"""Small models on images of 32 pixels that the package composes: what experiments train at laptop scale.
+
+    python -m vit_jax.main --config=configs/scattered.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
+
+`collection` is one of the source `scattered`, `images` the first of it that are trained on. Adam with weight
+decay as the paper's, cosine to 0; the rates are those that held-out images chose for each family (ledger).
+"""
+
+from vit_jax.config import base_config, choose, named_values
+
+
+def get_config(argument=None):
+    given = dict(model="ViT-64x4/4", collection="glyphs", images="100000", steps="2000", size="32")
+    values, argument = named_values(argument, **given)
+    steps = int(values["steps"])
+    config = base_config()
+    config.model.name = values["model"]
+    if values["model"].startswith("BiT"):
+        config.model.resnet_stem = "small"  # The other models' patches are small by their names.
+    config.batch_size, config.steps, config.epochs = 128, steps, 0.0
+    config.data.source, config.data.path = "scattered", values["collection"]
+    config.data.train_split, config.data.test_split = f"train[:{values['images']}]", "test[:5000]"
+    config.data.image_size = config.data.test_resize = int(values["size"])
+    # Characters may not be mirrored, and keep their shapes.
+    config.data.crop, config.data.flip = "random_resized", False
+    config.data.crop_area, config.data.crop_aspect = (0.6, 1.0), (0.8, 1.25)
+    config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-3, 0.05
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.optimizer.warmup_steps, config.optimizer.clip_norm = max(1, steps // 10), 1.0
+    config.log_every, config.evaluate_every, config.checkpoint.every = 100, steps, steps
+    return choose(config, argument)

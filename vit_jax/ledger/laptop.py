@@ -1,0 +1,43 @@
+"""Laptop scale: small models of three families on images of 32 pixels that the package composes.
+
+Pre-training is on images of `glyphs`, of which any number may be taken; what was learnt is tried on alphabets
+that are not among them. `configs/scattered.py` is the recipe.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+UPSTREAM, DOWNSTREAM = "glyphs", ("greek", "cyrillic", "armenian", "georgian")
+# Three sizes of three families, by rising compute.
+MODELS = {
+    "ViT": ("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
+    "BiT": ("BiT-R14x1/8", "BiT-R14x1/4", "BiT-R26x1/4"),
+    "hybrid": ("R14x1/8+ViT-32x4/4", "R14x1/4+ViT-64x4/4", "R26x1/4+ViT-96x4/4"),
+}
+
+
+def family_of(model: str) -> str:
+    """The family of a model's name: `ViT`, `BiT` or `hybrid`."""
+    return next(family for family, members in MODELS.items() if model in members)
+
+
+def config(model: str, collection: str = UPSTREAM, images: int = 100_000, steps: int = 1000) -> str:
+    """The config of a run on the first images of a collection, in batches of 128."""
+    return f"scattered:model={model},collection={collection},images={images},steps={steps}"
+
+
+def fewshot(steps: int, *collections: str, shots: int = 10, images: int = 2000) -> Mapping[str, Any]:
+    """Values that evaluate few-shot on collections at the end of a run, or more often.
+
+    Args:
+      steps: between evaluations, a multiple of the run's `evaluate_every`. Their figures are
+        `fewshot/greek/10` and so on.
+    """
+    sets = tuple(f"scattered:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM)
+    return {"fewshot__sets": sets, "fewshot__shots": (shots,), "fewshot__every": steps}
+
+
+def mean_fewshot(point: Mapping[str, Any], shots: int = 10) -> list[float]:
+    """The mean over the downstream collections, for each seed, of a point that has their figures."""
+    names = [f"fewshot/{name}/{shots}" for name in DOWNSTREAM]
+    return [sum(values) / len(names) for values in zip(*(point[name] for name in names), strict=True)]
