@@ -18,6 +18,7 @@ import argparse
 import runpy
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from vit_jax import command
@@ -80,6 +81,9 @@ def load(name: str) -> Experiment:
     experiment = runpy.run_path(str(file)).get("EXPERIMENT")
     if not isinstance(experiment, Experiment):
         raise UserError(f"{file} makes no EXPERIMENT, a value of vit_jax.ledger.study.Experiment")
+    if experiment.runs_of:
+        runs = load(experiment.runs_of)
+        return replace(experiment, stages=runs.stages, options=runs.options, minutes=runs.minutes)
     return experiment
 
 

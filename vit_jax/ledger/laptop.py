@@ -37,7 +37,23 @@ def fewshot(steps: int, *collections: str, shots: int = 10, images: int = 2000) 
     return {"fewshot__sets": sets, "fewshot__shots": (shots,), "fewshot__every": steps}
 
 
-def mean_fewshot(point: Mapping[str, Any], shots: int = 10) -> list[float]:
-    """The mean over the downstream collections, for each seed, of a point that has their figures."""
-    names = [f"fewshot/{name}/{shots}" for name in DOWNSTREAM]
+def shorter(steps: int) -> Mapping[str, Any]:
+    """Values that compare choices by runs of fewer steps, on images of `dev` in place of the test images."""
+    return {
+        "data__test_split": "dev[:5000]",
+        "steps": steps,
+        "optimizer__warmup_steps": steps // 10,
+        "evaluate_every": steps,
+        "checkpoint__every": steps,
+        "fewshot__every": 0,
+    }
+
+
+def mean_fewshot(point: Mapping[str, Any], prefix: str = "", shots: int = 10) -> list[float]:
+    """The mean over the downstream collections, for each seed, of a point that has their figures.
+
+    Args:
+      prefix: `best ` for the best of all evaluations.
+    """
+    names = [f"{prefix}fewshot/{name}/{shots}" for name in DOWNSTREAM]
     return [sum(values) / len(names) for values in zip(*(point[name] for name in names), strict=True)]

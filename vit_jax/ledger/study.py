@@ -173,7 +173,7 @@ class Experiment:
       options: its own flags: what `add_argument` takes.
       needs: what must be here, in words; empty: nothing.
       minutes: of two idle cores at laptop scale.
-      runs_of: the experiment whose runs it reads; it is conducted in the same folder.
+      runs_of: the experiment whose stages and flags it has, and may share the folder of.
     """
 
     claim: str

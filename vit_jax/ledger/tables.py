@@ -62,6 +62,26 @@ def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("a
     return markdown_table([*factors, *(f"{figure}, %" for figure in figures)], lines)
 
 
+def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:
+    """A sentence for each value of the factor x: which model has the highest mean, and by how much.
+
+    Args:
+      models: those that are compared.
+    """
+    sentences = []
+    for value in sorted({point[x] for point in points}):
+        means = {
+            point["model"]: 100 * statistics.mean(point[figure])
+            for point in points
+            if point[x] == value and point["model"] in models
+        }
+        first, *others = sorted(means, key=means.get, reverse=True)
+        if others:
+            lead = means[first] - means[others[0]]
+            sentences.append(f"{x} {short(value)}: {first} leads {others[0]} by {lead:.1f} points")
+    return "; ".join(sentences) + "." if sentences else ""
+
+
 def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> str:
     """A line for each column of a published table that we have figures of: the paper's, and ours.
 

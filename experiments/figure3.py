@@ -1,0 +1,67 @@
+"""Accuracy over the number of pre-training images: python -m vit_jax.experiment figure3 --out=DIR
+
+At laptop scale three families in two sizes are pre-trained on the first 1,000 to 100,000 images of `glyphs`, the
+smallest on 1,000,000 too. Every run takes as many steps, so that only the number of different images varies.
+The learning rate, and on 1,000 images weight decay, dropout and label smoothing, are chosen by runs of a third
+of the steps on other images. Then each is fine-tuned on 2,000 images of an alphabet that it has not seen. The
+smaller models have three seeds, the others one. Figure 4 and table 5 read the same runs.
+"""
+
+from vit_jax.ledger.charts import lines
+from vit_jax.ledger.laptop import MODELS, config, family_of, fewshot, shorter
+from vit_jax.ledger.stages import at_best, grid, transfer
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import crossings, pivot
+
+SMALL, STEPS = [members[0] for members in MODELS.values()], 3000
+FACTORS = {
+    "model": SMALL + [members[1] for members in MODELS.values()],
+    "images": (10**3, 10**4, 10**5, 10**6),
+}
+# Learning rate, weight decay, dropout, label smoothing; the last two for 1,000 images alone.
+RECIPES = {"slow": (1e-3, 0.05, 0.0, 0.0), "fast": (3e-3, 0.05, 0.0, 0.0)}
+RECIPES |= {"regular": (1e-3, 0.5, 0.1, 0.0), "smooth": (1e-3, 0.5, 0.1, 0.1)}
+PAPER = {
+    **{f"ViT-{m}, ImageNet": (f"vit_{c}_i1k",) for m, c in (("B/16", "b16"), ("L/16", "l16"))},
+    **{f"ViT-{m}, ImageNet-21k": (f"vit_{c}_i21k",) for m, c in (("B/16", "b16"), ("L/16", "l16"))},
+    **{f"ViT-{m}, JFT-300M": (f"vit_{c}_jft",) for m, c in (("B/16", "b16"), ("L/16", "l16"))},
+}
+
+
+def pretrained(study, model, images, recipe, seed):
+    """A run; the larger models have one seed and no run on the most images."""
+    larger, rare = model not in SMALL, recipe in ("regular", "smooth")
+    if (larger and (seed or images == 10**6)) or (rare and images > 1000):
+        return None
+    rate, decay, dropout, smoothing = RECIPES[recipe]
+    values = {
+        "optimizer__learning_rate": rate,
+        "optimizer__weight_decay": decay,
+        "loss__label_smoothing": smoothing,
+    }
+    values |= fewshot(STEPS // 5) | {"evaluate_every": STEPS // 5}
+    return config(model, images=images, steps=STEPS), values | (
+        {} if family_of(model) == "BiT" else {"model__dropout": dropout}
+    )
+
+
+def finetuned(study, model, images, seed):
+    """A run on 2,000 images of another alphabet."""
+    start = study.workdir("pretrained", model=model, images=images, seed=seed)
+    return start and (config(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
+
+
+EXPERIMENT = Experiment(
+    claim="Convolutions are ahead on few pre-training images, Transformers on many.",
+    place="Figure 3",
+    stages=(
+        *at_best("pretrained", FACTORS, pretrained, {"recipe": tuple(RECIPES)}, shorter(STEPS // 3)),
+        grid("finetuned", FACTORS, finetuned, (0, 1, 2)),
+    ),
+    read=lambda study: study.points("finetuned", "accuracy"),
+    table=lambda figures: pivot(figures, "model", "images"),
+    draw=lambda study, figures: {"figure3": lines(figures, "images", by=["model"])},
+    finding=lambda figures: crossings(figures, "images", SMALL),
+    paper=transfer(PAPER, {"ImageNet": "imagenet2012", "CIFAR-10": "cifar10"}, "table5"),
+    minutes=140,
+)

@@ -1,0 +1,40 @@
+"""Power laws that are fitted to points."""
+
+import numpy as np
+import pytest
+
+from vit_jax.ledger.power_law import laws, laws_in_words
+
+
+def points(exponent: float, noise: float, count: int = 12) -> list[dict]:
+    """Points of one family along a power law, with noise in the logarithm of the error."""
+    compute = np.geomspace(1e-6, 1e-3, count)
+    scatter = noise * np.random.default_rng(3).normal(size=count)
+    error = 0.01 * compute**-exponent * np.exp(scatter)
+    return [
+        {"family": "ViT", "exaflops": [c, c], "accuracy": [1 - e, 1 - e]}
+        for c, e in zip(compute, error, strict=True)
+    ]
+
+
+def test_exact_law_is_found_with_an_interval_of_no_width():
+    found = laws(points(0.3, 0), "exaflops", "accuracy", "family")["ViT"]
+    assert found["exponent"] == pytest.approx(0.3) and found["factor"] == pytest.approx(0.01)
+    assert found["low"] == pytest.approx(0.3) and found["high"] == pytest.approx(0.3)
+
+
+def test_interval_is_that_of_the_slopes_error_under_noise():
+    noise, found = 0.2, laws(points(0.3, 0.2, 200), "exaflops", "accuracy", "family")["ViT"]
+    x = np.log(np.geomspace(1e-6, 1e-3, 200))
+    error = noise / np.sqrt(np.sum((x - x.mean()) ** 2))  # Of the slope of a least-squares line.
+    assert found["low"] < 0.3 < found["high"]
+    assert found["high"] - found["low"] == pytest.approx(2 * 1.645 * error, rel=0.15)
+
+
+def test_fewer_than_three_points_have_no_law():
+    assert laws(points(0.3, 0)[:2], "exaflops", "accuracy", "family") == {}
+
+
+def test_law_in_words_has_exponent_and_interval():
+    words = laws_in_words({"ViT": dict(exponent=0.3, low=0.25, high=0.35, points=12.0)})
+    assert words == "ViT: error falls as compute to the power of -0.300 (0.250 to 0.350, 12 points)"

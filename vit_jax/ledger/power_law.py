@@ -1,0 +1,48 @@
+"""Power laws of the error over compute, error = factor * compute ** -exponent, fitted to points."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+RESAMPLED = 2000
+
+
+def laws(points: Sequence[Mapping[str, Any]], x: str, y: str, by: str) -> dict[str, dict[str, float]]:
+    """The power law of 1 - y over x of each group of points.
+
+    Args:
+      points: each has lists of x and of y, shares of 1.
+      by: the factor that groups them.
+
+    Returns:
+      For each group of three points or more `factor` and `exponent`; `low` and `high`, between which 90 % of
+      the exponents of fits to resampled points are (a bootstrap); and `points`, their number.
+    """
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        groups.setdefault(point[by], []).append((np.mean(point[x]), 1 - np.mean(point[y])))
+    return {name: law(*np.transpose(members)) for name, members in groups.items() if len(members) > 2}
+
+
+def law(compute: np.ndarray, error: np.ndarray) -> dict[str, float]:
+    """A least-squares fit of the logarithms, and the bootstrap's interval of its exponent."""
+    x, y = np.log(compute), np.log(np.maximum(error, 1e-6))
+    slope, intercept = np.polyfit(x, y, 1)
+    random, exponents = np.random.default_rng(0), []
+    while len(exponents) < RESAMPLED:
+        chosen = random.integers(len(x), size=len(x))
+        if np.ptp(x[chosen]) > 0:
+            exponents.append(-np.polyfit(x[chosen], y[chosen], 1)[0])
+    low, high = np.percentile(exponents, [5, 95])
+    fitted = dict(factor=np.exp(intercept), exponent=-slope, low=low, high=high, points=len(x))
+    return {name: float(value) for name, value in fitted.items()}
+
+
+def laws_in_words(laws: Mapping[str, Mapping[str, float]]) -> str:
+    """A clause for each group: the exponent and its interval."""
+    return "; ".join(
+        f"{name}: error falls as compute to the power of -{law['exponent']:.3f} "
+        f"({law['low']:.3f} to {law['high']:.3f}, {law['points']:.0f} points)"
+        for name, law in laws.items()
+    )
