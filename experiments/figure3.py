@@ -1,48 +1,35 @@
 """Accuracy over the number of pre-training images: python -m vit_jax.experiment figure3 --out=DIR
 
-At laptop scale three families in two sizes are pre-trained on the first 1,000 to 100,000 images of `glyphs`, the
-smallest on 1,000,000 too. Every run takes as many steps, so that only the number of different images varies.
-The learning rate, and on 1,000 images weight decay, dropout and label smoothing, are chosen by runs of a third
-of the steps on other images. Then each is fine-tuned on 2,000 images of an alphabet that it has not seen. The
-smaller models have three seeds, the others one. Figure 4 and table 5 read the same runs.
+Three families in two sizes are pre-trained on the first 1,000 to 100,000 images of `glyphs`, the smallest on
+1,000,000 too. Every run takes as many steps, so that only the number of different images varies. Rates, and on
+1,000 images weight decay, dropout and label smoothing, are chosen by runs of a third of the steps on other
+images. Then each is fine-tuned on 2,000 images of an alphabet that it has not seen. The smaller models have
+three seeds, the others one. Figure 4 and table 5 read the same runs.
 """
 
 from vit_jax.ledger.charts import lines
 from vit_jax.ledger.laptop import MODELS, config, family_of, fewshot, shorter
+from vit_jax.ledger.paper_scale import BY_SET, TASKS
 from vit_jax.ledger.stages import at_best, grid, transfer
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import crossings, pivot
 
-SMALL, STEPS = [members[0] for members in MODELS.values()], 3000
-FACTORS = {
-    "model": SMALL + [members[1] for members in MODELS.values()],
-    "images": (10**3, 10**4, 10**5, 10**6),
-}
+SMALL, LARGER = ([members[size] for members in MODELS.values()] for size in (0, 1))
+STEPS, FACTORS = 3000, {"model": SMALL + LARGER, "images": (10**3, 10**4, 10**5, 10**6)}
 # Learning rate, weight decay, dropout, label smoothing; the last two for 1,000 images alone.
 RECIPES = {"slow": (1e-3, 0.05, 0.0, 0.0), "fast": (3e-3, 0.05, 0.0, 0.0)}
 RECIPES |= {"regular": (1e-3, 0.5, 0.1, 0.0), "smooth": (1e-3, 0.5, 0.1, 0.1)}
-PAPER = {
-    **{f"ViT-{m}, ImageNet": (f"vit_{c}_i1k",) for m, c in (("B/16", "b16"), ("L/16", "l16"))},
-    **{f"ViT-{m}, ImageNet-21k": (f"vit_{c}_i21k",) for m, c in (("B/16", "b16"), ("L/16", "l16"))},
-    **{f"ViT-{m}, JFT-300M": (f"vit_{c}_jft",) for m, c in (("B/16", "b16"), ("L/16", "l16"))},
-}
 
 
 def pretrained(study, model, images, recipe, seed):
     """A run; the larger models have one seed and no run on the most images."""
-    larger, rare = model not in SMALL, recipe in ("regular", "smooth")
-    if (larger and (seed or images == 10**6)) or (rare and images > 1000):
+    if (model in LARGER and (seed or images == 10**6)) or (recipe in ("regular", "smooth") and images > 1000):
         return None
     rate, decay, dropout, smoothing = RECIPES[recipe]
-    values = {
-        "optimizer__learning_rate": rate,
-        "optimizer__weight_decay": decay,
-        "loss__label_smoothing": smoothing,
-    }
-    values |= fewshot(STEPS // 5) | {"evaluate_every": STEPS // 5}
-    return config(model, images=images, steps=STEPS), values | (
-        {} if family_of(model) == "BiT" else {"model__dropout": dropout}
-    )
+    values = fewshot(STEPS // 5) | {"evaluate_every": STEPS // 5, "loss__label_smoothing": smoothing}
+    values |= {"optimizer__learning_rate": rate, "optimizer__weight_decay": decay}
+    values |= {} if family_of(model) == "BiT" else {"model__dropout": dropout}
+    return config(model, images=images, steps=STEPS), values
 
 
 def finetuned(study, model, images, seed):
@@ -62,6 +49,6 @@ EXPERIMENT = Experiment(
     table=lambda figures: pivot(figures, "model", "images"),
     draw=lambda study, figures: {"figure3": lines(figures, "images", by=["model"])},
     finding=lambda figures: crossings(figures, "images", SMALL),
-    paper=transfer(PAPER, {"ImageNet": "imagenet2012", "CIFAR-10": "cifar10"}, "table5"),
+    paper=transfer(BY_SET, TASKS, "table5"),
     minutes=140,
 )

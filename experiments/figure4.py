@@ -1,7 +1,7 @@
 """Few-shot accuracy over the number of pre-training images: python -m vit_jax.experiment figure4 --out=DIR
 
-The runs of figure 3. Least squares on the frozen features of ten images of each character of four alphabets that
-were not among the pre-training images; of each run the best of five evaluations, as early stopping has it.
+The runs of figure 3. Least squares on the frozen features of ten images of each character of four alphabets
+that were not among the pre-training images; of each run the best of five evaluations, with early stopping.
 """
 
 from vit_jax.ledger.charts import lines

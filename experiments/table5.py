@@ -5,25 +5,12 @@ JFT-300M, and the alphabets for the data sets.
 """
 
 from vit_jax.ledger.laptop import DOWNSTREAM
+from vit_jax.ledger.paper_scale import BY_SET, TASKS
 from vit_jax.ledger.stages import transfer
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing
 
-SETS = {"ImageNet": "i1k", "ImageNet-21k": "i21k", "JFT-300M": "jft"}
-MODELS = {"ViT-B/16": "b16", "ViT-B/32": "b32", "ViT-L/16": "l16", "ViT-L/32": "l32", "ViT-H/14": "h14"}
-TASKS = {
-    "CIFAR-10": "cifar10",
-    "CIFAR-100": "cifar100",
-    "ImageNet": "imagenet2012",
-    "Flowers": "oxford_flowers102",
-    "Pets": "oxford_iiit_pet",
-}
-COLUMNS = {
-    f"{model}, {name}": (f"vit_{short}_{suffix}",)
-    for name, suffix in SETS.items()
-    for model, short in MODELS.items()
-    if (name, model) != ("ImageNet", "ViT-H/14")
-}
+FIGURES = ("glyphs", "cyrillic, fine-tuned", *(f"{name}, 10-shot" for name in DOWNSTREAM))
 
 
 def read(study):
@@ -44,10 +31,6 @@ EXPERIMENT = Experiment(
     place="Table 5",
     runs_of="figure3",
     read=read,
-    table=lambda figures: listing(
-        figures,
-        ("model", "images"),
-        ("glyphs", "cyrillic, fine-tuned", *(f"{n}, 10-shot" for n in DOWNSTREAM)),
-    ),
-    paper=transfer(COLUMNS, TASKS, "table5"),
+    table=lambda figures: listing(figures, ("model", "images"), FIGURES),
+    paper=transfer(BY_SET, TASKS, "table5"),
 )
