@@ -5,6 +5,8 @@ They are compiled once for all workers, and for the processes that tests start.
 
 import atexit
 import contextlib
+import ctypes
+import gc
 import importlib.util
 import os
 import shutil
@@ -34,6 +36,9 @@ def forget_programs():
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # There is no glibc, which keeps what it is given.
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 # The PyTorch libraries that are compared with.
