@@ -69,6 +69,7 @@ def test_slices_of_slices_share_the_images_that_a_test_split_leaves(folder):
     assert train | dev == images("all[:80%]") and train | dev | test == images("all")
 
 
+@pytest.mark.slow
 def test_images_of_a_class_are_a_random_sample_of_it(folder):
     numbers = [int(Path(open_slice(folder, "train[:50%]").describe(i)).stem) for i in range(1000)]
     # The mean of half the numbers 0 to 19 of each class; its standard deviation is 0.13.

@@ -30,6 +30,7 @@ def new_pages(setting: str, steps: int) -> list[int]:
     return [*map(int, result.stdout.split())]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_a_step_on_the_cpu_finds_the_memory_of_the_one_before():
     assert min(new_pages("", steps=3)) > 2**15

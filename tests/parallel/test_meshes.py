@@ -45,6 +45,7 @@ def few_results() -> dict[str, dict]:
     return losses("ViT: one", "ViT scanned, full: all")
 
 
+@pytest.mark.slow
 def test_a_mesh_of_all_axes_with_scan_and_remat_gives_the_losses_of_one_device(few_results):
     everything = few_results["ViT scanned, full: all"]
     np.testing.assert_allclose(everything["losses"], few_results["ViT: one"]["losses"], rtol=1e-5)

@@ -58,6 +58,7 @@ HERE = socket.gethostname()
 AGAIN = "the same command goes on from the newest checkpoint"
 
 
+@pytest.mark.slow
 def test_processes_that_finish_leave_with_zero():
     assert together("time.sleep(index)", count=3) == [(0, "")] * 3
 
@@ -75,6 +76,7 @@ def test_values_that_differ_are_named_by_the_leader():
     assert follower == (2, "")
 
 
+@pytest.mark.slow
 def test_leader_does_not_go_on_before_all_agree():
     what = "peers.agree('the config', {'a': index}); print('went on', file=sys.stderr)"
     assert "went on" not in "".join(text for _, text in together(what))
@@ -116,6 +118,7 @@ def test_process_that_stands_still_is_named(frozen):
             process.communicate()
 
 
+@pytest.mark.slow
 def test_mistake_of_one_process_is_said_by_the_leader():
     what = "if index == 1: raise UserError('no folder /data/train')\ntime.sleep(60)"
     leader, follower = together(what)
@@ -128,6 +131,7 @@ def test_mistake_of_all_is_said_once():
     assert together(what, count=3) == [(2, "error: batch size 3\n"), (2, ""), (2, "")]
 
 
+@pytest.mark.slow
 def test_fault_is_named_and_its_traceback_is_where_it_was():
     leader, follower = together("if index == 1: {}['x']\ntime.sleep(60)")
     assert leader == (1, f"error: process 1 ({HERE}): KeyError: 'x'\n")

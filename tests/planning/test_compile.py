@@ -56,6 +56,7 @@ def test_training_tells_the_compiler_how_much_of_a_core_an_operation_may_have(mo
         step_for_v5e().compile()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_limit_in_libtpu_init_args_is_left_to_the_user(monkeypatch):
     v5e = dataclasses.replace(WHERE.chip, scoped_vmem_kib="much")

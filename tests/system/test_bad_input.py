@@ -53,6 +53,7 @@ def test_step_that_cannot_fit_is_refused_before_it_is_compiled(run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tmp_path):
     process = run.start(
         *SMALL,
@@ -139,6 +140,7 @@ def test_dataset_that_is_not_prepared_says_the_command(run, tmp_path):
     assert f"tfds build imagenet2012 --file_format=array_record --data_dir={tmp_path}" in line
 
 
+@pytest.mark.slow
 def test_workdir_of_another_config_is_left_alone(run, finished):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     line = fails(run, *SMALL, "--config.seed=1", f"--workdir={finished}")

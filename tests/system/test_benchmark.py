@@ -140,6 +140,7 @@ def test_inference_without_onnxruntime_is_a_row_that_says_how_to_get_it(monkeypa
     assert "pip install timm torch" in table["timm: skipped"][0]
 
 
+@pytest.mark.slow
 def test_onnxruntime_runs_timms_model_beside_ours(capsys):
     name_missing_operators(pytest.importorskip("torch"))
     for name in ("timm", "onnxruntime", "onnxscript"):

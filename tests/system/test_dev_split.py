@@ -67,6 +67,7 @@ def test_report_has_the_figures_and_curves_of_both_splits(chosen):
     )
 
 
+@pytest.mark.slow
 def test_finished_run_that_is_started_again_says_the_same_figures(run, chosen):
     workdir, out, flags = chosen
     report = (workdir / "report.html").read_text()

@@ -85,6 +85,7 @@ def test_start_after_a_killed_one_keeps_its_figures_and_tries_again_what_was_mis
     assert "VTAB takes 800 images" in rows["vtab", "EuroSAT"]["note"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_had_is_a_row_that_says_why(evaluated):
     notes = {key: row["note"] for key, row in evaluated.rows.items() if row["accuracy"] is None}
     command = f"run: tfds build dtd --file_format=array_record --data_dir={evaluated.folder}"

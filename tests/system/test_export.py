@@ -30,6 +30,7 @@ def export(run, source, file, *flags):
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_program_gives_the_models_logits_at_two_batch_sizes(run, finished, tmp_path):
     result = export(run, finished, tmp_path / "m.stablehlo")
     assert result.returncode == 0, result.stderr

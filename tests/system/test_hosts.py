@@ -42,6 +42,7 @@ def in_session(session: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_hosts_with_different_configs_are_named(run, tmp_path):
     arguments = (*SMALL, f"--workdir={tmp_path / 'run'}")
     pair = run.start_pair(*arguments, of_each=((), ("--config.optimizer.learning_rate=1.0",)))
@@ -124,6 +125,7 @@ def test_killed_host_is_named_and_the_other_goes_on_alone(run, tmp_path):
     assert "continuing from" in alone.stdout
 
 
+@pytest.mark.slow
 def test_killed_leader_is_named(run, tmp_path):
     pair = run.start_pair(*SMALL, f"--workdir={tmp_path / 'run'}")
     line = kill(pair, 0, when=tmp_path / "run" / "config.json")

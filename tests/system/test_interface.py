@@ -101,6 +101,7 @@ def test_a_data_set_in_any_form_trains_as_its_arrays(kind, tmp_path, of_arrays):
     assert losses(tmp_path / "run", train=kind(TRAIN), test=kind(TEST)) == (expected, figures)
 
 
+@pytest.mark.slow
 def test_a_folder_trains_as_its_images_handed_in(tmp_path, of_arrays):
     for split, source in (("train", TRAIN), ("test", TEST)):
         for index, (image, label) in enumerate(zip(*arrays(source), strict=True)):
@@ -111,6 +112,7 @@ def test_a_folder_trains_as_its_images_handed_in(tmp_path, of_arrays):
     assert losses(str(tmp_path / "run"), config) == of_arrays[1:]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_data_and_no_other(tmp_path, of_arrays):
     stopped = RuntimeError("stopped by the test")
 
@@ -255,6 +257,7 @@ def test_what_is_no_new_objective_is_refused(tmp_path, objective):
         vit_jax.train(small(), tmp_path / "run", objective=objective, **DATA)
 
 
+@pytest.mark.slow
 def test_the_process_stays_as_it_was(tmp_path):
     def state():
         return (
@@ -280,6 +283,7 @@ def test_a_program_may_train_in_a_thread_of_its_own(tmp_path, of_arrays):
     assert results == [of_arrays[1:]]
 
 
+@pytest.mark.slow
 def test_slices_cut_test_images_out_of_the_training_data(tmp_path):
     config = small(**{"data.train_split": "train[:75%]", "data.test_split": "train[75%:]"})
     assert losses(tmp_path / "run", config, train=arrays(TRAIN))[1]["images"] == COUNT // 4
@@ -335,6 +339,7 @@ def test_class_names_are_those_of_the_data_set():
     assert named.labels[:, 0].tolist() == [1, 0, 0, 2]
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_command(of_arrays, tmp_path, run):
     workdir = of_arrays[0]
     for index in range(5):

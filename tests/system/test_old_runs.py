@@ -45,6 +45,7 @@ def rewrite(file: Path, part: str, **values) -> None:
     file.write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 def test_run_goes_on_with_the_crops_that_it_began_with(run, old_run):
     result = run(*ARGUMENTS, "--config.data.crop=inception", f"--workdir={old_run}")  # What its config said.
     assert result.returncode == 0, result.stderr
@@ -104,6 +105,7 @@ def test_run_of_a_later_format_is_refused(run, old_run):
     assert "is of format 1000" in fails(run, *ARGUMENTS, f"--workdir={old_run}")
 
 
+@pytest.mark.slow
 def test_new_run_goes_on_without_a_note(run, finished):
     assert json.loads((finished / "manifest.json").read_text())["format"] == 2
     result = run(*SMALL, f"--workdir={finished}")

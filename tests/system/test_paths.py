@@ -34,6 +34,7 @@ def test_run_loads_by_any_path(there, finished, name):
     assert not (there / "runs" / "one" / "checkpoints" / DAMAGED).exists()
 
 
+@pytest.mark.slow
 def test_commands_take_a_relative_workdir(run, there):
     Image.fromarray(digits("test")[0].image).save("digit.png")
     for module, *arguments in (

@@ -70,6 +70,7 @@ def test_probabilities_are_the_models_own(lines, finished):
         np.testing.assert_allclose([p["probability"] for p in predictions], -np.sort(-wanted), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_model_of_wide_images_sees_wide_parts(predict, folder, finished):
     process = predict("--image_size=16x24", "--json", "--top=10", folder / "2.png")
     (line,) = map(json.loads, process.stdout.splitlines())
@@ -91,6 +92,7 @@ def test_predicting_imports_no_tensorflow(lines, no_tensorflow):
     no_tensorflow.check()
 
 
+@pytest.mark.slow
 def test_features_are_written_with_their_paths(predict, folder, finished, tmp_path):
     images = sorted(map(str, (folder / "more").glob("*.png")))
     for file in (tmp_path / "f.safetensors", tmp_path / "f.parquet"):

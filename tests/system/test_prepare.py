@@ -145,6 +145,7 @@ def fails(result: subprocess.CompletedProcess) -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 def test_full_disk_is_named_and_what_is_done_stays(prepare, source, undisturbed, small_disk):
     arguments = (source, f"--out={small_disk.path}", *ARGUMENTS, "--workers=2")
     line = fails(prepare(*arguments))

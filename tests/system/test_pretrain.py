@@ -69,12 +69,14 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
     assert all(0.25 <= share < 0.45 for share in shares), shares
 
 
+@pytest.mark.slow
 def test_model_that_is_loaded_has_nothing_of_the_objective(pretrained):
     model = vit_jax.load_model(pretrained[0], say=str)
     assert model.num_classes == 0
     assert model(np.zeros((1, 16, 16, 3), np.float32)).shape == (1, 16)
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_it_without_another_step(run, pretrained, tmp_path):
     checkpoint = f"--config.finetune.checkpoint={pretrained[0]}"
     tuning = "--config.model.pooling=gap", "--config.optimizer.layer_decay=0.65", "--config.steps=6"

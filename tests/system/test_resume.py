@@ -65,6 +65,7 @@ def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
     assert_same(tmp_path / "run", finished)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     process = run.start(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
     for line in process.stdout:

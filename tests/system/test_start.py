@@ -71,6 +71,7 @@ def test_training_from_array_record_and_tfds_imports_no_tensorflow(run, tmp_path
     assert list((tmp_path / "run").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason='needs pip install -e ".[plan]"')
 def test_a_command_says_its_own_lines_only_beside_the_tpu_compiler(run, finished, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")

@@ -24,6 +24,7 @@ def training(run, tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_second_run_is_refused_and_the_first_goes_on(run, training, tmp_path):
     other = run(*LONG, f"--workdir={tmp_path / 'run'}")
     assert other.returncode == 2

@@ -88,6 +88,7 @@ def test_device_that_cannot_hold_the_state_is_refused_and_one_that_can_is_not(de
     check.check(pytest.fail)
 
 
+@pytest.mark.slow
 def test_step_that_may_not_fit_is_let_through_with_a_note(device):
     check, said = check_of(), []
     device(0.9 * sum(needs()))
@@ -101,6 +102,7 @@ def advised(line: str) -> list[dict[str, str]]:
     return [dict(re.findall(r"--config\.([\w.]+)=(\S+)", way)) for way in ways]
 
 
+@pytest.mark.slow
 def test_what_is_advised_fits(device):
     check = check_of(batch_size=4096)
     large = needs(batch_size=4096)

@@ -53,6 +53,7 @@ def after_one_step(**settings) -> tuple[np.ndarray, dict]:
     return flat(state["params"]), jax.device_get(metrics)
 
 
+@pytest.mark.slow
 def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
     settings = dict(flip=True, augment=dict(mixup=0.8, cutmix=1.0, erasing=0.5))
     (whole, metrics), (parts, same_metrics) = (after_one_step(micro_batches=n, **settings) for n in (1, 4))
@@ -79,6 +80,7 @@ def test_gradients_summed_once_on_a_mesh_that_divides_parameters_are_refused():
         make_train_step(None, None, None, config, mesh, None)
 
 
+@pytest.mark.slow
 def test_each_augmentation_of_the_config_changes_the_program():
     def program(**changed):
         step, state, metrics, *_, mesh = setup(**changed)
