@@ -17,13 +17,13 @@ def get_config(argument=None):
     config.model.name = values["model"]
     if values["model"].startswith("BiT"):
         config.model.resnet_stem = "small"  # The other models' patches are small by their names.
-    config.batch_size, config.steps, config.epochs = 128, steps, 0.0
+    config.batch_size, config.steps = 128, steps
     config.data.source, config.data.path = "scattered", values["collection"]
     config.data.train_split, config.data.test_split = f"train[:{values['images']}]", "test[:5000]"
     config.data.image_size = config.data.test_resize = int(values["size"])
-    # Characters may not be mirrored, and keep their shapes.
+    # A character may not be mirrored and keeps its shape, and the largest must stay in the picture.
     config.data.crop, config.data.flip = "random_resized", False
-    config.data.crop_area, config.data.crop_aspect = (0.6, 1.0), (0.8, 1.25)
+    config.data.crop_area, config.data.crop_aspect = (0.7, 1.0), (0.8, 1.25)
     config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-3, 0.05
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.warmup_steps, config.optimizer.clip_norm = max(1, steps // 10), 1.0
