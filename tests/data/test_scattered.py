@@ -19,11 +19,11 @@ from vit_jax.errors import UserError
 
 # Of the first 20 training images, by collection and size; no version of NumPy and no machine changes them.
 GOLDEN = {
-    ("digits", 32): "8b24f64e3d1b48fe",
-    ("digits", 64): "814e2340f4d97cc4",
-    ("glyphs", 32): "227e8c294a8ad43b",
-    ("glyphs", 64): "ee2bcc7c1fd6faba",
-    ("armenian", 48): "52dddf08dbf4f84b",
+    ("digits", 32): "a7bc378c7a980487",
+    ("digits", 64): "d4ddf733b5d0282e",
+    ("glyphs", 32): "59008c32680116a1",
+    ("glyphs", 64): "8dd9bbb72bdf4b97",
+    ("armenian", 48): "4a21fdce3a3a203c",
 }
 
 
@@ -117,7 +117,8 @@ def test_no_part_is_in_two_splits(collection):
 
 
 def test_alphabets_have_no_character_in_common():
-    names = [name for collection in COLLECTIONS[1:] for name in opened(collection).class_names]
+    alphabets = [name for name in COLLECTIONS if name not in ("digits", "letters")]
+    names = [name for collection in alphabets for name in opened(collection).class_names]
     assert len(set(names)) == len(names) > 300
 
 

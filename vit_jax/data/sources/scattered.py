@@ -24,7 +24,7 @@ from vit_jax.errors import UserError, nearest
 IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
 SIZES = range(16, 225)  # Pixels.
 # What images are composed of, and no others; the numbers of images' keys follow from their places.
-COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian")
+COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
 GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 
@@ -69,7 +69,7 @@ class Scattered(Source):
 
     def _compose(self, index: int):
         parts = parts_of(self.collection, self.split)
-        key = len(IMAGES) * COLLECTIONS.index(self.collection) + tuple(IMAGES).index(self.split)
+        key = 256 * COLLECTIONS.index(self.collection) + tuple(IMAGES).index(self.split)
         scene, stream = compose(parts, self.labels_of(index)[0], (key, self._number(index)))
         return scene, parts, stream
 
@@ -108,7 +108,14 @@ def class_names(collection: str) -> tuple[str, ...]:
         raise UserError(f"nothing is called {collection!r} (data.path); {nearest(collection, COLLECTIONS)}")
     if collection == "digits":
         return tuple("0123456789")
-    return tuple(json.loads((GLYPHS / "glyphs.json").read_text())["collections"][collection])
+    if collection == "letters":
+        return tuple(one for one in class_names("glyphs") if one.isascii() and one.isalnum())
+    return tuple(kept_characters()[collection])
+
+
+def kept_characters() -> dict[str, str]:
+    """The characters that are kept as drawings, by collection, in the order of their rows."""
+    return json.loads((GLYPHS / "glyphs.json").read_text())["collections"]
 
 
 @functools.cache
@@ -140,20 +147,17 @@ def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
 
     Of a character's drawings a quarter is to test and one is of the split dev, others for each character.
     """
-    table = json.loads((GLYPHS / "glyphs.json").read_text())["collections"]
     sheet = np.asarray(Image.open(GLYPHS / "glyphs.png")).astype(np.uint8)
     sheet = sheet.reshape(sheet.shape[0] // CELL, CELL, -1, CELL).swapaxes(1, 2) * 85
-    row = sum(len(table[name]) for name in COLLECTIONS[1 : COLLECTIONS.index(collection)])
+    row_of = {character: row for row, character in enumerate("".join(kept_characters().values()))}
     cells, labels = [], []
-    for label in range(len(table[collection])):
-        drawn = sheet[row + label]
-        drawn = drawn[drawn.any((1, 2))]
-        drawn = np.roll(drawn, label * 5, axis=0)
+    for label, character in enumerate(class_names(collection)):
+        row = row_of[character]
+        drawn = sheet[row][sheet[row].any((1, 2))]
+        drawn = np.roll(drawn, 5 * row, axis=0)
         tests = len(drawn) // 4
-        chosen = {"test": slice(0, tests), "dev": slice(tests, tests + 1), "train": slice(tests + 1, None)}[
-            split
-        ]
-        cells.append(drawn[chosen])
+        of_split = {"test": slice(0, tests), "dev": slice(tests, tests + 1), "train": slice(tests + 1, None)}
+        cells.append(drawn[of_split[split]])
         labels += [label] * len(cells[-1])
     return np.concatenate(cells), np.array(labels)
 

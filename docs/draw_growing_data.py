@@ -1,0 +1,77 @@
+"""Draws the pictures of docs/growing_data.md, and prints its table of what simple models reach.
+
+python docs/draw_growing_data.py            # the pictures
+python docs/draw_growing_data.py --table    # many minutes
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.sources import open_source
+
+IMAGES = Path(__file__).parent / "images"
+SIZES = 1_000, 10_000, 100_000
+SEEN = 200_000  # Images that a model is shown, some of them many times.
+MODELS = {"logistic regression": (), "MLP, 512 hidden": (512,)}
+
+
+def sheet(collection: str) -> Image.Image:
+    """A contact sheet: three rows of images, and what is seen of the objects of the third."""
+    source = open_source("scattered", "train", path=collection, image_size=64)
+    rows = [np.concatenate([source[10 * row + i].image for i in range(10)], axis=1) for row in range(3)]
+    masks = []
+    for index in range(20, 30):
+        seen, _, main = source.objects(index)
+        masks.append(np.where(seen == main, 255, np.where(seen >= 0, 110, 0)).astype(np.uint8))
+    rows.append(np.repeat(np.concatenate(masks, axis=1)[:, :, None], 3, axis=2))
+    return Image.fromarray(np.concatenate(rows))
+
+
+def pixels(split: str, collection: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images of a split at 32 pixels, uint8 `[images, 3072]`, and their classes."""
+    source = open_source("scattered", split, path=collection, image_size=32)
+    images = np.empty((len(source), 32 * 32 * 3), np.uint8)
+    for index in range(len(source)):
+        images[index] = source[index].image.reshape(-1)
+    return images, source.known_labels()[:, 0]
+
+
+def accuracy(model, images: np.ndarray, labels: np.ndarray, tests: np.ndarray, answers: np.ndarray) -> float:
+    """Accuracy on test images after the model has been shown `SEEN` training images, in random order."""
+    rng, classes = np.random.default_rng(0), np.unique(answers)
+    for _ in range(SEEN // 1000):
+        some = rng.choice(len(images), 1000, replace=False)
+        model.partial_fit(images[some] / np.float32(127.5) - 1, labels[some], classes)
+    return float(np.mean(model.predict(tests / np.float32(127.5) - 1) == answers))
+
+
+def table() -> None:
+    """Prints accuracies of the digits, by model and number of training images."""
+    from sklearn.neural_network import MLPClassifier
+
+    images, labels = pixels(f"train[:{max(SIZES)}]", "digits")
+    tests, answers = pixels("test[:5000]", "digits")
+    print("| |", " | ".join(f"{size:,} images" for size in SIZES), "|")
+    for name, hidden in MODELS.items():
+        reached = [
+            accuracy(
+                MLPClassifier(hidden, batch_size=100, learning_rate_init=3e-4, random_state=0),
+                images[:size],
+                labels[:size],
+                tests,
+                answers,
+            )
+            for size in SIZES
+        ]
+        print(f"| {name} |", " | ".join(f"{100 * one:.1f} %" for one in reached), "|", flush=True)
+
+
+if __name__ == "__main__":
+    if "--table" in sys.argv:
+        table()
+    else:
+        for collection in ("digits", "glyphs"):
+            sheet(collection).save(IMAGES / f"scattered_{collection}.png", optimize=True)
