@@ -65,6 +65,10 @@ OTHER_JOBS += (
     "mae_h14",
     "mae_finetune",
     "vit_s16_i1k",
+    "bit_i1k",
+    "bit_i21k",
+    "bit_r152x4_jft",
+    "bit_hyperrule",
 )
 
 
@@ -102,6 +106,37 @@ def test_config_holds_what_all_rows_share(name):
     assert (config.loss.name, config.model.pre_logits) == ("sigmoid", pre_logits)
     assert config.model.head_bias == (0.0 if name.endswith("i1k") else -10.0)
     assert optimizer.end_learning_rate == (0.0 if name.endswith("i1k") else 1e-5)
+
+
+# BiT's own recipe (1912.11370, section 3.2): epochs, and those after which the rate is a tenth.
+BIT = {
+    "bit_i1k": (90, (30, 60, 80), "softmax"),
+    "bit_i21k": (90, (30, 60, 80), "sigmoid"),
+    "bit_r152x4_jft": (40, (10, 23, 30, 37), "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", BIT)
+def test_bit_config_holds_the_values_of_its_own_paper(name):
+    config = load(name)
+    configs.check(config)
+    epochs, tenths, loss = BIT[name]
+    optimizer = config.optimizer
+    assert (config.epochs, config.batch_size, config.data.image_size, config.loss.name) == (
+        epochs,
+        4096,
+        224,
+        loss,
+    )
+    assert optimizer.stairs == pytest.approx([epoch / epochs for epoch in tenths])
+    assert (optimizer.name, optimizer.beta1, optimizer.schedule, optimizer.stair_factor) == (
+        "sgd",
+        0.9,
+        "stairs",
+        0.1,
+    )
+    assert (optimizer.learning_rate, optimizer.warmup_steps) == (pytest.approx(0.48), 5000)
+    assert (optimizer.weight_decay, optimizer.coupled_decay, optimizer.clip_norm) == (1e-4, True, 0.0)
 
 
 # The level that AugReg's authors suggest for each model.
@@ -156,7 +191,7 @@ def test_unknown_name_in_the_argument_is_named():
 @pytest.mark.parametrize("name", FILES)
 def test_config_describes_a_model(name):
     # Without a checkpoint fine-tuning must be told of which model.
-    config = load(name, "model=ViT-B/16" if name == "finetune" else None)
+    config = load(name, "model=ViT-B/16" if name in ("finetune", "bit_hyperrule") else None)
     configs.check(config)
     factory = model_factory(num_classes=10, **model_arguments(config))
     assert count_parameters(abstract(factory)) > 1000

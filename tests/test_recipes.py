@@ -250,3 +250,61 @@ def test_better_plain_vit_is_the_model_of_the_paper():
 def test_better_plain_vit_was_published_for_three_lengths(epochs):
     with pytest.raises(UserError, match="90, 150 (and|or) 300"):
         load("vit_s16_i1k", f"epochs={epochs}")
+
+
+@pytest.mark.parametrize(
+    ("images", "rule"),
+    [
+        (19_999, (500, 100, (200, 300, 400), 0.0)),
+        (20_000, (10_000, 500, (3000, 6000, 9000), 0.1)),
+        (499_999, (10_000, 500, (3000, 6000, 9000), 0.1)),
+        (500_000, (20_000, 500, (6000, 12_000, 18_000), 0.1)),
+    ],
+)
+def test_hyperrule_is_the_authors(images, rule):
+    # Read in bit_hyperrule.py of google-research/big_transfer.
+    config = load("bit_hyperrule", f"dataset=folder,images={images}")
+    optimizer = config.optimizer
+    steps = tuple(round(stair * config.steps) for stair in optimizer.stairs)
+    assert (config.steps, optimizer.warmup_steps, steps, config.augment.mixup) == rule
+
+
+@pytest.mark.parametrize(
+    ("argument", "sizes"),
+    [
+        ("dataset=cifar10", (160, 128)),
+        ("dataset=imagenet2012", (448, 384)),
+        ("dataset=imagenet2012,model=BiT-R152x4", (512, 480)),
+        ("dataset=imagenet2012,size=480", (512, 480)),
+        ("dataset=folder,images=100,side=95", (160, 128)),
+        ("dataset=folder,images=100,side=96", (448, 384)),
+        ("dataset=vtab/svhn", (160, 128)),
+        ("dataset=vtab/camelyon", (448, 384)),  # Of 96 pixels.
+    ],
+)
+def test_hyperrule_sees_images_by_their_own_size(argument, sizes):
+    data = load("bit_hyperrule", argument).data
+    assert (data.crop_resize, data.image_size) == sizes
+    assert (data.test_crop, data.test_resize) == ("square", data.image_size)
+
+
+@pytest.mark.parametrize("dataset", [*TABLE_4, *VTAB])
+def test_hyperrule_has_what_all_its_runs_share(dataset):
+    config = load("bit_hyperrule", f"dataset={dataset},model=BiT-R50x1")
+    plain = load("finetune", f"dataset={dataset}")
+    check(config)
+    optimizer = config.optimizer
+    assert (optimizer.name, optimizer.beta1, optimizer.learning_rate, config.batch_size) == (
+        "sgd",
+        0.9,
+        0.003,
+        512,
+    )
+    assert (optimizer.weight_decay, optimizer.clip_norm, optimizer.count_from) == (0.0, 0.0, 0)
+    assert (optimizer.schedule, optimizer.stair_factor, config.sweep.rates) == ("stairs", 0.1, (0.003,))
+    assert (config.data.flip, config.data.crop) == (plain.data.flip, plain.data.crop)
+
+
+def test_hyperrule_asks_for_the_number_of_a_folders_images():
+    with pytest.raises(UserError, match="number of training images: dataset=folder,images=4000"):
+        load("bit_hyperrule", "dataset=folder")

@@ -1,4 +1,4 @@
-"""Recipes that config files share: pre-training (table 3), masked autoencoders, fine-tuning (table 4).
+"""Recipes that config files share: pre-training (table 3), masked autoencoders, fine-tuning (table 4), BiT's.
 
 Rates are those of the papers, but the update that has one may be its neighbour: ours are counted from 1,
 those of vision_transformer, big_vision and PyTorch's schedulers from 0, as optimizer.count_from=0 does. It is
@@ -33,6 +33,15 @@ def pretraining(model: str) -> ConfigDict:
     config.optimizer.clip_norm = 1.0
     config.evaluate_every = 5000
     config.checkpoint.every = 2000
+    return config
+
+
+def bit_pretraining(model: str) -> ConfigDict:
+    """The values that BiT's own pre-training shares (1912.11370, section 3.2): SGD in place of Adam."""
+    config = pretraining(model)
+    config.optimizer.update(dict(name="sgd", beta1=0.9, schedule="stairs", warmup_steps=5000, clip_norm=0.0))
+    config.optimizer.learning_rate = 0.03 * config.batch_size / 256
+    config.optimizer.weight_decay, config.optimizer.coupled_decay = 1e-4, True
     return config
 
 
@@ -108,4 +117,71 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
         config.sweep.train_split, config.sweep.dev_split = "train800", "val200"
         config.data.flip, config.data.crop = task.flip, "square" if task.crop else "none"
     config.evaluate_every = config.checkpoint.every = min(500, row.steps)
+    return config
+
+
+class HyperRule(NamedTuple):
+    """BiT-HyperRule's values for the number of training images (1912.11370, section 3.3)."""
+
+    steps: int
+    warmup: int
+    stairs: tuple[int, ...]  # Steps after which the rate is a tenth.
+    mixup: float
+
+
+def hyperrule(images: int) -> HyperRule:
+    """BiT-HyperRule for so many training images, as in google-research/big_transfer's `bit_hyperrule.py`.
+
+    The paper has a tenth of the rate after 30, 60 and 90 % of all schedules; of the short one the code has it
+    after 40, 60 and 80 %.
+    """
+    if images < 20_000:
+        return HyperRule(500, 100, (200, 300, 400), 0.0)
+    if images < 500_000:
+        return HyperRule(10_000, 500, (3000, 6000, 9000), 0.1)
+    return HyperRule(20_000, 500, (6000, 12_000, 18_000), 0.1)
+
+
+# Training images of `TRANSFER`'s sets, and the side of those that are small; all sets are VTAB-1k's else.
+_IMAGES = {
+    "imagenet2012": (IMAGENET_IMAGES, 224),
+    "cifar100": (50_000, 32),
+    "cifar10": (50_000, 32),
+    "oxford_iiit_pet": (3680, 224),
+    "oxford_flowers102": (1020, 224),
+    **{f"vtab/{name}": (1000, 224) for name in TASKS},
+    **{f"vtab/{name}": (1000, 64) for name in ("eurosat", "dspr-loc", "dspr-ori")},
+    **{f"vtab/{name}": (1000, 32) for name in ("cifar-100", "svhn")},
+}
+
+
+def bit_hyperrule(dataset: str, model: str = "", images: int = 0, side: int = 0, size: int = 0) -> ConfigDict:
+    """Fine-tuning by BiT-HyperRule: SGD at 0.003, batch 512, schedule and mixup by the number of images.
+
+    Args:
+      dataset: as of `finetune`.
+      model: the model's name; empty takes the checkpoint's.
+      images: number of training images; 0: as known of the data set.
+      side: of the images in pixels, the root of height times width; 0: as known, or 96 and above.
+      size: that the model sees; 0: 128 where the side is below 96, else 384, or 480 of R152x4.
+
+    Raises:
+      UserError: no such data set; a folder without the number of its images.
+    """
+    config = finetune(dataset, model)
+    known = _IMAGES.get(dataset, (0, 224))
+    images, side = images or known[0], side or known[1]
+    if images < 1:
+        raise UserError(f"BiT-HyperRule needs the number of training images: dataset={dataset},images=4000")
+    rule = hyperrule(images)
+    size = size or (128 if side < 96 else 480 if model == "BiT-R152x4" else 384)
+    config.steps = rule.steps
+    config.data.image_size = config.data.test_resize = size
+    config.data.crop_resize = {128: 160, 480: 512}.get(size, round(size * 448 / 384))
+    config.augment.mixup = rule.mixup
+    config.optimizer.update(dict(schedule="stairs", warmup_steps=rule.warmup, count_from=0, clip_norm=0.0))
+    config.optimizer.stairs = tuple(step / rule.steps for step in rule.stairs)
+    config.optimizer.learning_rate = 0.003
+    config.sweep.rates, config.sweep.resnet_rates = (0.003,), ()
+    config.evaluate_every = config.checkpoint.every = min(500, rule.steps)
     return config
