@@ -2,9 +2,14 @@
 
 import contextlib
 import functools
+import io
 
 import numpy as np
+import pytest
+from PIL import Image
 
+from vit_jax.data import decode
+from vit_jax.data.decode import is_fast
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.sources import open_source
@@ -41,6 +46,35 @@ def test_view_of_the_same_rectangle_shows_it_and_may_be_augmented_otherwise():
     batch = batch_of([View(), View("inverted", same_rectangle_as="image", augment=invert), View("other")])
     np.testing.assert_array_equal(batch["inverted"], ~batch["image"])
     np.testing.assert_array_equal(batch["other"], batch_of([View(), View("other")])["other"])
+
+
+@pytest.mark.skipif(not is_fast(), reason="Pillow decodes whole images")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "area"])
+@pytest.mark.parametrize("turn", [None, 6])
+def test_views_of_one_jpeg_are_decoded_once_and_show_what_each_alone_does(monkeypatch, interpolation, turn):
+    photograph = np.random.default_rng(0).integers(256, size=(60, 80, 3), dtype=np.uint8)
+    file, exif = io.BytesIO(), Image.Exif()
+    if turn:
+        exif[0x0112] = turn
+    Image.fromarray(photograph).resize((160, 120)).save(file, "JPEG", quality=90, exif=exif)
+    views = [View(count=2, crop=dict(area=(0.5, 1.0))), View("local", count=4, size=16)]
+    make = functools.partial(TrainCrop, kind="random_resized", area=AREA, interpolation=interpolation)
+    pictures = pictures_of(views, make, 32, None)
+    crops = [picture.crop for picture in pictures for _ in picture.streams]
+    alone = [crop(file.getvalue(), np.random.default_rng(i)) for i, crop in enumerate(crops)]
+    decoded, plain = [], decode._jpeg.decode
+    monkeypatch.setattr(decode._jpeg, "decode", lambda *given: decoded.append(given[-1]) or plain(*given))
+    opened = crops[0].open(file.getvalue(), several=True)
+    for i, crop in enumerate(crops):
+        together = crop(opened, np.random.default_rng(i)).astype(int)
+        # Bilinear squares are resized row by row where one alone is decoded, and rounded otherwise.
+        assert np.abs(together - alone[i]).max() <= (2 if interpolation == "bilinear" else 0)
+    assert sorted(decoded) == sorted({*decoded})  # Each of the JPEG's sizes once.
+
+
+def test_view_that_decodes_otherwise_is_refused():
+    with pytest.raises(ValueError, match="'other' decodes the image otherwise"):
+        batch_of([View(), View("other", crop=dict(mode="exact"))])
 
 
 def test_views_of_one_rectangle_are_flipped_alike():

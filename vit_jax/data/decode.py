@@ -164,22 +164,30 @@ def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:
     return result
 
 
-def open_image(image: bytes | np.ndarray, mode: str = "fast", background: str = "white") -> "Jpeg | Pixels":
+def open_image(
+    image: "bytes | np.ndarray | Jpeg | Pixels",
+    mode: str = "fast",
+    background: str = "white",
+    several: bool = False,
+) -> "Jpeg | Pixels":
     """An image that knows its `height` and `width`, upright, and decodes any rectangle of it.
 
     Args:
-      image: encoded, or RGB uint8 `[height, width, 3]`.
+      image: encoded, or RGB uint8 `[height, width, 3]`; what is open already stays so.
       mode: `fast`, or `exact` to decode all of it with Pillow, whatever is asked for.
       background: see `decode`.
+      several: many rectangles will be asked for, so that it is better to decode all of it once.
 
     Raises:
       Unreadable: see `decode`. Damage that the header doesn't show is found by `region`.
     """
+    if isinstance(image, Jpeg | Pixels):
+        return image
     if mode == "fast" and _jpeg is not None and isinstance(image, bytes):
         # Without the marker of its end a JPEG is cut short, which a rectangle may not show.
         header = _jpeg.size(image) if image.endswith(b"\xff\xd9") else None
         if header is not None:
-            return Jpeg(image, *header)
+            return (WholeJpeg if several else Jpeg)(image, *header)
     return Pixels(decode(image, background))
 
 
@@ -227,6 +235,8 @@ class Pixels:
 class Jpeg:
     """An encoded JPEG, of which only what is asked for is decoded."""
 
+    _resizes_rows = _jpeg is not None and _jpeg.HAS_CROP
+
     def __init__(self, data: bytes, height: int, width: int, tagged: bool):
         _check_size(height, width)
         self._data, self._stored = data, (height, width)
@@ -242,12 +252,10 @@ class Jpeg:
         shrink = _shrink(box, size)
         by_area = max(1, shrink // 8)
         left, top, right, bottom = self._place(box, shrink, by_area)
-        decoded = _jpeg.decode(self._data, left, top, right, bottom, shrink // by_area)
-        if decoded is None:  # Pillow may know better, and has the last word.
+        pixels = self._decoded(Box(left, top, right, bottom), shrink // by_area)
+        if pixels is None:  # Pillow may know better, and has the last word.
             return Pixels(decode(self._data)).region(box, size)
-        rows, stride, start = decoded
-        pixels = np.frombuffer(rows, np.uint8).reshape(bottom - top, stride, 3)
-        return _average(_upright(pixels[:, start : start + right - left], self._turn), by_area)
+        return _average(_upright(pixels, self._turn), by_area)
 
     def crop(self, box: Box, out: np.ndarray, interpolation: str = "bilinear") -> None:
         """Does what `Pixels.crop` does.
@@ -261,7 +269,7 @@ class Jpeg:
             return
         height, width = out.shape[:2]
         shrink = _shrink(box, (height, width))
-        if shrink > 8 or height != width or not _jpeg.HAS_CROP:
+        if shrink > 8 or height != width or not self._resizes_rows:
             return resize(self.region(box, (height, width)), out)
         turned = self._turn is not TURNS[1]
         into = np.empty_like(out) if turned else out
@@ -291,14 +299,21 @@ class Jpeg:
         outer = _around(
             place, into.shape, interpolation if beside else None, -(-height // shrink), -(-width // shrink)
         )
-        decoded = _jpeg.decode(self._data, *outer, shrink)
-        if decoded is None:
+        pixels = self._decoded(outer, shrink)
+        if pixels is None:
             return False
-        rows, stride, start = decoded
-        pixels = np.frombuffer(rows, np.uint8).reshape(outer.height, stride, 3)
-        resample(pixels[:, start : start + outer.width], into, interpolation, place.within(outer))
+        resample(pixels, into, interpolation, place.within(outer))
         out[:] = _upright(into, turn)
         return True
+
+    def _decoded(self, place: Box, shrink: int) -> np.ndarray | None:
+        """The pixels of a rectangle of the stored image, shrunk; None where the JPEG is damaged."""
+        decoded = _jpeg.decode(self._data, *place, shrink)
+        if decoded is None:
+            return None
+        rows, stride, start = decoded
+        pixels = np.frombuffer(rows, np.uint8).reshape(place.height, stride, 3)
+        return pixels[:, start : start + place.width]
 
     def _as_stored(self, box: Box) -> Box:
         """The place of a rectangle in the stored image."""
@@ -318,6 +333,26 @@ class Jpeg:
         if shrink == 1:
             return stored
         return tuple(edge * by_area for edge in _snap(stored, shrink, *self._stored))
+
+
+class WholeJpeg(Jpeg):
+    """An encoded JPEG of which many rectangles are wanted: each of its sizes is decoded whole, once.
+
+    The rectangles have a `Jpeg`'s pixels, but for bilinear squares, whose rounding differs.
+    """
+
+    _resizes_rows = False
+
+    def __init__(self, data: bytes, height: int, width: int, tagged: bool):
+        super().__init__(data, height, width, tagged)
+        self._sizes: dict[int, np.ndarray | None] = {}
+
+    def _decoded(self, place: Box, shrink: int) -> np.ndarray | None:
+        if shrink not in self._sizes:
+            height, width = (-(-side // shrink) for side in self._stored)
+            self._sizes[shrink] = super()._decoded(Box(0, 0, width, height), shrink)
+        whole = self._sizes[shrink]
+        return None if whole is None else whole[place.top : place.bottom, place.left : place.right]
 
 
 class Turn(NamedTuple):

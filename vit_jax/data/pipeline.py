@@ -217,11 +217,13 @@ def _show(
     batch: Batch,
     row: int,
 ) -> None:
-    """Puts all pictures of an image into a row of a batch, each by a generator of its own.
+    """Puts all pictures of an image, decoded once, into a row of a batch, each by a generator of its own.
 
     Raises:
       Unreadable: see `vit_jax.data.decode`.
     """
+    if len(rngs) > 1:
+        image = views[0].crop.open(image, several=True)
     draws = iter(rngs)
     for view in views:
         outs = batch[view.name][row]

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from vit_jax.data.decode import PILLOW, Box, open_image
+from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, open_image
 from vit_jax.errors import UserError
 from vit_jax.options import Option, flag, number, one_of, several, unless, whole
 
@@ -88,7 +88,7 @@ class TrainCrop:
         Raises:
           Unreadable: see `vit_jax.data.decode`.
         """
-        opened = open_image(image, self.mode, self.background)
+        opened = self.open(image)
         height, width = opened.height, opened.width
         out = np.empty((self.size, self.size, 3), np.uint8) if out is None else out
         if self.kind in ("square", "short_side"):
@@ -107,6 +107,10 @@ class TrainCrop:
             box = Box(0, 0, width, height)
         opened.crop(box, out, self.interpolation)
         return out
+
+    def open(self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False) -> Jpeg | Pixels:
+        """The image as this crop takes it; opened once for `several` crops, it is decoded once for all."""
+        return open_image(image, self.mode, self.background, several)
 
 
 @dataclasses.dataclass(frozen=True)
