@@ -18,4 +18,4 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "cat" in shown and "preprocessing" in shown
     assert (tmp_path / "pets_exported" / "model.safetensors").is_file()
-    assert len(blocks) == 5
+    assert len(blocks) == 6

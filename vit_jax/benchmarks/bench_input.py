@@ -22,6 +22,7 @@ from vit_jax.data.order import Order
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop, inception_box, random_resized_box
 from vit_jax.data.sources import open_source
+from vit_jax.data.views import View, pictures_of
 from vit_jax.errors import UserError
 
 SIZE, BATCH = 224, 64
@@ -172,6 +173,23 @@ def _vit_jax(folder: str, turn: int, workers: int = 0, threads: int = 1, **crop:
     )
 
 
+def _views(folder: str, turn: int, small: int = 0, **crop: str) -> Iterator:
+    """Two views of each image, as self-distillation sees them, and so many small ones."""
+    views = [View(count=2, crop=dict(area=(0.4, 1.0)))]
+    if small:
+        views.append(View("local", small, 96, crop=dict(area=(0.05, 0.4))))
+    make = functools.partial(TrainCrop, kind="random_resized", **crop)
+    return training_batches(
+        open_source("folder", "train", path=folder),
+        seed=turn,
+        batch_size=BATCH,
+        first_step=0,
+        views=pictures_of(views, make, SIZE, None),
+        workers=0,
+        threads=1,
+    )
+
+
 def _tf_data(folder: str, turn: int) -> Iterator:
     """The way of the authors' pipelines: TensorFlow's fused decode and crop, bilinear, uint8."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -238,6 +256,9 @@ WAYS = {
     "vit_jax, random_resized, bicubic": functools.partial(
         _vit_jax, kind="random_resized", interpolation="bicubic"
     ),
+    "vit_jax, 2 views": _views,
+    "vit_jax, 2 + 8 views": functools.partial(_views, small=8),
+    "vit_jax, 2 + 8 views, bicubic": functools.partial(_views, small=8, interpolation="bicubic"),
     "full decode": _full_decode,
     "tf.data, fused decode and crop": _tf_data,
     "Pillow": _pillow,

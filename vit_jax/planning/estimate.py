@@ -15,7 +15,7 @@ from vit_jax.planning.hlo import by, total
 from vit_jax.runs.assemble import step_count
 from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.training.objectives import abstract_objective
-from vit_jax.training.program import model_arguments
+from vit_jax.training.program import model_arguments, shapes_of_batch
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def make_workload(config: ConfigDict, images: int | None) -> Workload:
         steps=step_count(config, images),
         batch_size=config.batch_size,
         parameters=count_parameters(model),
-        multiply_adds=objective.multiply_adds(model),
+        multiply_adds=objective.multiply_adds(model, shapes_of_batch(config, 1)),
     )
 
 

@@ -50,6 +50,7 @@ class Program(NamedTuple):
     state: State  # Of `jax.ShapeDtypeStruct`s with shardings, as are the metrics.
     metrics: Metrics
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
+    one_image: dict[str, jax.ShapeDtypeStruct]  # A batch of one.
 
     def initial_state(self, seed: int, params: dict | None = None, frozen: dict | None = None) -> State:
         """The state before the first step, each process making what its devices hold.
@@ -98,7 +99,7 @@ class Program(NamedTuple):
     def flops(self) -> float:
         """Those of a training step for each image, at least."""
         model = nnx.merge(self.graphdef, self.state["params"])
-        return training_flops(self.abstract_objective().multiply_adds(model))
+        return training_flops(self.abstract_objective().multiply_adds(model, self.one_image))
 
     def initial_metrics(self) -> Metrics:
         """Zeros."""
@@ -195,18 +196,23 @@ def make_program(
         jax.tree.map(_shape, state, shardings),
         jax.tree.map(lambda x: _shape(x, everywhere), init_metrics(whole.metrics)),
         make_train_step(graphdef, objective, optimizer, config, mesh, shardings),
+        shapes_of_batch(config, 1),
     )
 
 
 def abstract_batch(config: ConfigDict, mesh: Mesh, max_labels: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape and place of a training batch, which follow from the objective's views."""
-    shapes = {"labels": ((max_labels,), jnp.int32)}
+    shapes = shapes_of_batch(config, config.batch_size, max_labels)
+    return {name: _shape(x, split_batch(mesh)) for name, x in shapes.items()}
+
+
+def shapes_of_batch(config: ConfigDict, images: int, max_labels: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape of a training batch of so many images, wherever it lives."""
+    shapes = {"labels": jax.ShapeDtypeStruct((images, max_labels), jnp.int32)}
     for view in objective_of(config).views(config):
-        shapes[view.name] = view.shape(config.data.image_size), jnp.uint8
-    return {
-        name: jax.ShapeDtypeStruct((config.batch_size, *shape), dtype, sharding=split_batch(mesh))
-        for name, (shape, dtype) in shapes.items()
-    }
+        shape = images, *view.shape(config.data.image_size)
+        shapes[view.name] = jax.ShapeDtypeStruct(shape, jnp.uint8)
+    return shapes
 
 
 def _copy(x, sharding) -> jax.Array:

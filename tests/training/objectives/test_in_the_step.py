@@ -3,18 +3,24 @@
 import jax
 import numpy as np
 import pytest
+from flax import nnx
+from ml_collections import ConfigDict
 
 from tests.training.objectives.small import SMALL, config_of
 from vit_jax.data.sources import open_source
+from vit_jax.data.views import View
 from vit_jax.errors import UserError
+from vit_jax.models import count_multiply_adds
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.runs.evaluator import Evaluator
+from vit_jax.training.objectives import handing_in
+from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 from vit_jax.training.program import Program, make_program
 
 OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}}
 
 
-def program_of(name: str, **values) -> Program:
+def program_of(name: str, classes: int = 0, **values) -> tuple[Program, ConfigDict]:
     """Of plain gradient descent, which shows the gradient itself."""
     config = config_of(name, **OBJECTIVES.get(name, {}))
     config.model.update(dict(name="ViT-Ti/4", **SMALL))
@@ -23,8 +29,33 @@ def program_of(name: str, **values) -> Program:
     config.optimizer.update(plain)
     config.batch_size, config.data.image_size, config.data.test_resize = 16, 16, 16
     config.update_from_flattened_dict(values)
-    program = make_program(config, num_classes=0, steps=10, mesh=make_mesh(config.mesh))
+    program = make_program(config, num_classes=classes, steps=10, mesh=make_mesh(config.mesh))
     return program, config
+
+
+class OfParts(Objective):
+    """An objective as a program may hand it in, of labels and pictures of two sizes."""
+
+    labels = True
+
+    @staticmethod
+    def views(config):
+        return View(), View("part", count=3, size=8)
+
+    @classmethod
+    def make(cls, config, model, steps, rngs):
+        return cls()
+
+    def __call__(self, model, batch, now=EVALUATION):
+        parts = model.resized(8)(batch["part"].reshape(-1, 8, 8, 3)).reshape(-1, 9)
+        return Loss((model(batch["image"]) - batch["labels"]).sum(-1) + parts.sum(-1))
+
+
+def test_flops_are_counted_of_any_objectives_views():
+    with handing_in(OfParts):
+        program, _ = program_of("OfParts", classes=3)
+    model = nnx.merge(program.graphdef, program.state["params"])
+    assert program.flops() > 6 * count_multiply_adds(model)
 
 
 def batch_of(mesh) -> dict:

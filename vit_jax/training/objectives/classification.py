@@ -75,7 +75,7 @@ class Classification(Objective):
         smoothing = 0.0 if now.rngs is None else self.smoothing
         return classification_loss(logits, targets, self.loss, smoothing)
 
-    def multiply_adds(self, model: nnx.Module) -> float:
+    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         """Those that the papers count."""
         return count_multiply_adds(model)
 

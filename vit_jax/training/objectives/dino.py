@@ -188,7 +188,7 @@ class DINO(Objective):
             "teacher_head": self.teacher.after(memory["teacher_head"], self.own_weights(), update),
         }
 
-    def multiply_adds(self, model: nnx.Module) -> float:
+    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         graphdef, weights = nnx.split((model, self))
 
         def of(count: int, size: tuple[int, int]) -> int:

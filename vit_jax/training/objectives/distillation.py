@@ -117,6 +117,6 @@ class Distillation(Classification):
         ours, theirs = (jax.nn.log_softmax(x / self.temperature) for x in (logits, said))
         return self.temperature**2 * (jnp.exp(theirs) * (theirs - ours)).sum(-1)
 
-    def multiply_adds(self, model: nnx.Module) -> float:
+    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         """Those of the student, and of the teacher, which has no backward pass."""
-        return super().multiply_adds(model) + count_multiply_adds(self.frozen) / 3
+        return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3

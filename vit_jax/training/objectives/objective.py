@@ -133,20 +133,21 @@ class Objective(nnx.Module):
             name: x for name, x in nnx.to_pure_dict(nnx.state(self, nnx.Param)).items() if name != "frozen"
         }
 
-    def multiply_adds(self, model: nnx.Module) -> float:
+    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         """Those of an image's way to its loss. What has no backward pass counts a third.
 
         Args:
           model: it may be abstract, as may be this objective.
+          batch: shapes of a batch of one image, with all views and labels; None: one picture alone.
         """
         graphdef, weights = nnx.split((model, self))
 
-        def losses(weights, image, key):
+        def losses(weights, batch, key):
             model, objective = nnx.merge(graphdef, weights)
-            return objective(model, objective.prepare({"image": image}, key[None])).each
+            return objective(model, objective.prepare(batch, key[None])).each
 
         image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
-        return traced_multiply_adds(losses, weights, image, jax.random.key(0))
+        return traced_multiply_adds(losses, weights, batch or {"image": image}, jax.random.key(0))
 
 
 def check_self_supervised(config: ConfigDict) -> None:
