@@ -181,18 +181,15 @@ class Run:
         writer = MetricWriter(workdir, self.first_step, on_log) if leader else None
         self.evaluation = PeriodicEvaluation(parts, workdir, console, writer, warn)
         self.log = TrainLog(
+            self.config,
+            self.program,
             steps=self.steps,
-            batch_size=self.config.batch_size,
             images=len(parts.splits.train),
-            flops=self.program.flops,
-            schedule=self.program.schedule,
             checkpoints=self.checkpoints,
             console=console,
             writer=writer,
             ledger=self.ledger,
-            metrics=self.program.abstract_objective().metrics,
             skipped=int(self.metrics["skipped"]["total"]),
-            max_skipped=self.config.max_skipped_steps,
         )
         trace = Trace(named_steps(self.config.profile), workdir / "profile", console.say)
         self.trace = held.enter_context(trace)

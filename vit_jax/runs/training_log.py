@@ -1,8 +1,7 @@
 """The progress line: what training did since the last one, how fast, and how long it still takes."""
 
-from collections.abc import Callable
-
 import jax
+from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.options import Option, whole
@@ -12,6 +11,7 @@ from vit_jax.runs.checkpoints import Checkpoints
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.goodput import Ledger
 from vit_jax.training.objectives.objective import in_format
+from vit_jax.training.program import Program
 
 OPTIONS = {
     "log_every": Option(50, whole(1), "Steps between lines of the log.", operational=True),
@@ -23,35 +23,30 @@ class TrainLog:
 
     Args:
       images: in the training split.
-      flops: says how many operations an image takes, forward and backward.
       ledger: what of the time was training.
-      metrics: formats of the objective's, by name.
-      skipped: updates that were left out before; max_skipped: those that may be in a row.
+      skipped: updates that were left out before.
     """
 
     def __init__(
         self,
+        config: ConfigDict,
+        program: Program,
         *,
         steps: int,
-        batch_size: int,
         images: int,
-        flops: Callable[[], float],
-        schedule: Callable,
         checkpoints: Checkpoints,
         console: Console,
         writer: MetricWriter | None,
         ledger: Ledger,
-        metrics: dict[str, str],
         skipped: int,
-        max_skipped: int,
     ):
-        self._steps, self._batch_size, self._images = steps, batch_size, images
-        self._schedule, self._metrics = schedule, metrics
+        self._steps, self._batch_size, self._images = steps, config.batch_size, images
+        self._schedule, self._metrics = program.schedule, program.abstract_objective().metrics
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
         # Images a second at which the devices would do nothing but these operations; None: not known.
         peak = peak_flops(jax.devices()[0].device_kind)
-        self._peak_speed = peak * jax.device_count() / flops() if peak else None
-        self._ledger, self._max_skipped = ledger, max_skipped
+        self._peak_speed = peak * jax.device_count() / program.flops() if peak else None
+        self._ledger, self._max_skipped = ledger, config.max_skipped_steps
         self._pending = None
         self._skipped = skipped
         self._begun = self._logged = None
