@@ -101,3 +101,34 @@ def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -
             ]
             lines.append([column, *cells])
     return markdown_table(header, lines)
+
+
+def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A line for each recipe: the paper's values, and ours in bold where none of these is ours.
+
+    Args:
+      figures: by recipe `paper`, a list of values by name, of which one must be ours, and `ours`.
+    """
+    names = list(next(iter(figures.values()))["paper"])
+    lines = []
+    for recipe, entry in figures.items():
+        cells = [" / ".join(map(str, entry["paper"][name])) for name in names]
+        ours = (entry["ours"][name] for name in names)
+        marks = [
+            cell if value in entry["paper"][name] else f"{cell} (**{value}**)"
+            for name, cell, value in zip(names, cells, ours, strict=True)
+        ]
+        lines.append([recipe, *marks])
+    return markdown_table(["", *names], lines)
+
+
+def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """A sentence on the values of `agreement` that are not the paper's."""
+    other = [
+        f"{name} of {recipe} is {entry['ours'][name]}, not {' or '.join(map(str, values))}"
+        for recipe, entry in figures.items()
+        for name, values in entry["paper"].items()
+        if entry["ours"][name] not in values
+    ]
+    count = sum(len(entry["paper"]) for entry in figures.values())
+    return "; ".join(other) + "." if other else f"All {count} values are the paper's."

@@ -1,7 +1,7 @@
 """The figures that the paper prints, as data: one file a table, with where each figure stands.
 
 A file has the `table` of the paper, the `unit` of its figures, a `note` on what its reader should know, the
-`columns` (model, pre-training set, epochs) and the `rows`, with a figure or none (null) for each column.
+`columns` (model, pre-training set, epochs, or what else each is of) and the `rows`, with a figure or none (null) for each column.
 A column with `"baseline": true` is of another paper's model, which this paper compares its own with.
 """
 
@@ -23,7 +23,7 @@ class Table(NamedTuple):
     source: str  # Paper and table.
     unit: str
     note: str
-    columns: tuple[Mapping[str, Any], ...]  # `model`, `pretraining`, perhaps `epochs` and `baseline`.
+    columns: tuple[Mapping[str, Any], ...]  # `model`, perhaps `pretraining`, `epochs`, `baseline`.
     rows: Mapping[str, tuple[float | None, ...]]
 
     def figure(self, row: str, **column: Any) -> float | None:
@@ -40,13 +40,16 @@ class Table(NamedTuple):
         return self.rows[row][places[0]]
 
     def by_model(self) -> dict[str, dict[str, float]]:
-        """The figures of the paper's own models, by "model, pre-training set" and row; epochs, where given,
-        come last."""
+        """The figures of the paper's own models, by "model, pre-training set" and what else tells the columns
+        apart, such as "7 epochs", and by row."""
         figures = {}
         for place, head in enumerate(self.columns):
             if not head.get("baseline"):
-                epochs = [f"{head['epochs']} epochs"] if "epochs" in head else []
-                name = ", ".join([head["model"], head["pretraining"], *epochs])
+                name = ", ".join(
+                    f"{value} epochs" if key == "epochs" else value
+                    for key, value in head.items()
+                    if key != "baseline"
+                )
                 printed = {row: cells[place] for row, cells in self.rows.items()}
                 figures[name] = {row: figure for row, figure in printed.items() if figure is not None}
         return figures

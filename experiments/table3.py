@@ -1,0 +1,57 @@
+"""The values of pre-training (table 3) in our configs: python -m vit_jax.experiment table3 --out=DIR
+
+A line for each model and set of the table: the paper's value, and beside it that of the config, where it is
+another. Nothing runs.
+"""
+
+from vit_jax import published
+from vit_jax.command import read_config
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import agreement, differences
+from vit_jax.runs.jobs import CONFIGS
+
+SETS = {"JFT-300M": "jft", "ImageNet-21k": "i21k", "ImageNet": "i1k"}
+SHARED = {"Optimizer": "adam", "Batch": 4096, "Warm-up": 10_000, "Pixels": 224}  # Of all rows, section 4.1.
+
+
+def config_name(model: str, pretraining: str) -> str:
+    """The file in configs/ of a model and a set: r50_vit_b16_jft."""
+    return "_".join(model.lower().replace("/", "").replace("+", "-").split("-") + [SETS[pretraining]])
+
+
+def values_of(name: str) -> dict:
+    """The config's values, as the table calls them."""
+    config = read_config(str(CONFIGS / f"{name}.py"))
+    return {
+        "Epochs": config.epochs,
+        "Base learning rate": config.optimizer.learning_rate,
+        "Decay": config.optimizer.schedule,
+        "Weight decay": config.optimizer.weight_decay,
+        "Dropout": config.model.dropout or 0.0,  # None: the model's own, which is 0.
+        "Optimizer": config.optimizer.name,
+        "Batch": config.batch_size,
+        "Warm-up": config.optimizer.warmup_steps,
+        "Pixels": config.data.image_size,
+    }
+
+
+def read(study) -> dict:
+    """By config: the values that the paper prints, of which one must be ours, and ours."""
+    table, found = published.table("table3"), {}
+    for place, head in enumerate(table.columns):
+        printed = {row: [cells[place]] for row, cells in table.rows.items()} | {"Decay": [head["decay"]]}
+        printed |= {key: [value] for key, value in SHARED.items()}
+        name = config_name(head["model"], head["pretraining"])
+        entry = found.setdefault(name, {"paper": {"Epochs": []} | printed, "ours": values_of(name)})
+        entry["paper"]["Epochs"].append(head["epochs"])  # Of 7 / 14 and 30 / 90 a config has one.
+    return found
+
+
+EXPERIMENT = Experiment(
+    claim="The configs of pre-training hold the values of table 3.",
+    place="Table 3",
+    read=read,
+    table=agreement,
+    finding=differences,
+    minutes=0.2,
+)
