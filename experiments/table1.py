@@ -1,4 +1,4 @@
-"""The variants of the Vision Transformer (table 1), from the models: python -m vit_jax.experiment table1 --out=DIR
+"""Table 1's variants, from the models: python -m vit_jax.experiment table1 --out=DIR
 
 The paper does not say of which patches the parameters are: ours are those of B/16, L/32 and H/14 with 1,000
 classes and without the hidden layer of pre-training. L/16 has 304 million, not 307.
