@@ -8,21 +8,17 @@ Each compilation takes minutes on two cores, and is kept in the user's cache fol
 on where it was stopped. Needs pip install -e ".[plan]".
 """
 
-import sys
-from functools import partial
-
 import jax
 
 from vit_jax.command import read_config
+from vit_jax.ledger.prices import first_that_fits
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table
 from vit_jax.parallel.chips import GIB
-from vit_jax.planning import choices, cost
+from vit_jax.planning import cost
 from vit_jax.planning.compile import find_slice
-from vit_jax.planning.estimate import estimate, make_workload
 from vit_jax.published import table as published_table
 from vit_jax.runs.jobs import CONFIGS
-from vit_jax.runs.memory_check import in_words
 
 # Config, epochs, and the column of table 2.
 HEADLINES = (
@@ -66,20 +62,6 @@ def on_slice(prices, name: str, where) -> list[str]:
         return [name, str(where), memory, "does not fit", "", "", ""]
     speed = f"{plan.step_seconds * 1e3:,.1f}", f"{plan.mfu:.1%}", f"{plan.cost.hours:,.1f}"
     return [name + changes, str(where), memory, *speed, f"${plan.cost.dollars:,.0f}"]
-
-
-def first_that_fits(config, where, prices):
-    """The change that was needed, in words, and the plan with it."""
-    job = make_workload(config, None)
-    plan = estimate(config, job, where, prices)
-    if not plan.fits:
-        print(
-            f"{config.model.name} on {where}: {plan.memory.total / GIB:.1f} GiB do not fit", file=sys.stderr
-        )
-        say = partial(print, file=sys.stderr)
-        if nearest := choices.nearest_fit(config, job, where, prices, plan, say):
-            return f" {in_words(nearest[0])}", nearest[1]
-    return "", plan
 
 
 def load_config(name: str):

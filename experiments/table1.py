@@ -13,7 +13,7 @@ VALUES = {"Layers": "depth", "Hidden size D": "dim", "MLP size": "hidden", "Head
 
 
 def read(study) -> dict:
-    """What the models' names stand for, and what their parameters are, by the table's rows."""
+    """The values that the models' names stand for, and their parameters, by the table's rows."""
     rows = {row: {} for row in (*VALUES, "Params, million")}
     for column, name in MODELS.items():
         build = model_factory(name, num_classes=1000, image_size=224)

@@ -6,11 +6,11 @@ another. Nothing runs.
 
 from vit_jax import published
 from vit_jax.command import read_config
+from vit_jax.ledger.paper_scale import SETS
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import agreement, differences
 from vit_jax.runs.jobs import CONFIGS
 
-SETS = {"JFT-300M": "jft", "ImageNet-21k": "i21k", "ImageNet": "i1k"}
 SHARED = {"Optimizer": "adam", "Batch": 4096, "Warm-up": 10_000, "Pixels": 224}  # Of all rows, section 4.1.
 
 
@@ -36,7 +36,7 @@ def values_of(name: str) -> dict:
 
 
 def read(study) -> dict:
-    """By config: the values that the paper prints, of which one must be ours, and ours."""
+    """The values that the paper prints, of which one must be ours, and ours, by config."""
     table, found = published.table("table3"), {}
     for place, head in enumerate(table.columns):
         printed = {row: [cells[place]] for row, cells in table.rows.items()} | {"Decay": [head["decay"]]}

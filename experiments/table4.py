@@ -34,7 +34,7 @@ def values_of(data_set: str) -> dict:
 
 
 def read(study) -> dict:
-    """By data set: the values that the paper prints, and ours."""
+    """The values that the paper prints, and ours, by data set."""
     table, found = published.table("table4"), {}
     for place, head in enumerate(table.columns):
         printed = {"Steps": table.rows["Steps"][place], "Rates": head["rates"]} | SHARED

@@ -11,7 +11,7 @@ from vit_jax.data.sources.vtab import GROUPS, TASKS
 from vit_jax.errors import UserError
 
 
-@pytest.mark.parametrize("name", ["table2", "table5", "table6", "table9"])
+@pytest.mark.parametrize("name", ["table2", "table3", "table5", "table6", "table7", "table9"])
 def test_table_has_a_figure_for_every_column(name):
     table = published.table(name)
     assert table.source == f"An Image is Worth 16x16 Words, arXiv 2010.11929 v2, table {name[5:]}"
@@ -31,6 +31,31 @@ def column(name: str, **wanted: str) -> dict[str, float]:
 def test_objectnet_has_the_figures_of_the_papers_text():
     figures = published.table("objectnet").by_model()
     assert figures == {"ViT-H/14, JFT-300M": {"ObjectNet": 61.7, "ObjectNet, top-5": 82.1}}
+
+
+def test_every_file_has_a_figure_for_every_column_and_says_where_they_stand():
+    for name in published.TABLES:
+        table = published.table(name)
+        assert table.source and table.unit and table.columns
+        for row, figures in table.rows.items():
+            assert len(figures) == len(table.columns), f"{name}, {row}"
+
+
+def test_columns_of_one_model_are_told_apart():
+    for name in set(published.TABLES) - {"table4"}:  # Its columns are data sets.
+        table = published.table(name)
+        shown = [column for column in table.columns if not column.get("baseline")]
+        assert len(table.by_model()) == len(shown), name
+    assert published.table("table7").by_model()["BiT-R152x2, JFT-300M, SGD"]["Flowers"] == 99.32
+
+
+def test_figure_2_has_the_means_of_table_9():
+    for head in published.table("figure2").columns:
+        figures = column("table9", **head)
+        for group in GROUPS:
+            names = [task.name for task in TASKS.values() if task.group == group]
+            mean = published.table("figure2").figure(group, **head)
+            assert mean == pytest.approx(np.mean([figures[name] for name in names]), abs=0.006)
 
 
 def test_a_row_or_a_column_that_a_table_lacks_is_named():

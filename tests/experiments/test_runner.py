@@ -259,7 +259,7 @@ def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
     assert sorted(listed) == experiment.names()
     assert "quickstart (our own): The quickstart reads handwritten digits." in lines
     places = [re.search(r"\((.*?)\)", line)[1].split()[0] for line in lines[:-1] if line[0] != " "]
-    assert places == sorted(places, key=["Table", "Figure", "Section", "our"].index)
+    assert places == sorted(places, key=["Table", "Figure", "Section", "Appendix", "our"].index)
 
 
 def test_every_experiment_fits_a_screen_or_is_known_to_be_long():

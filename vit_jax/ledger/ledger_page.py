@@ -45,8 +45,8 @@ def heading(name: str, experiment: Experiment) -> str:
 
 
 def order(place: str, name: str) -> tuple:
-    """The order of the ledger: tables, figures, sections, our own; each by its number."""
-    kinds = ("Table", "Figure", "Section", "")
+    """The order of the ledger: tables, figures, sections, appendices, our own; each by its number."""
+    kinds = ("Table", "Figure", "Section", "Appendix", "")
     kind, _, rest = place.partition(" ")
     numbers = [int(number) for number in re.findall(r"\d+", rest)]
     return (kinds.index(kind) if kind in kinds else len(kinds), numbers, name)

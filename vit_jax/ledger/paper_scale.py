@@ -17,3 +17,14 @@ BY_SET = {
     for model, short in MODELS.items()
     if (name, model) != ("ImageNet", "ViT-H/14")
 }
+# Columns of tables 2 and 9.
+LARGEST = {
+    name: BY_SET[name] for name in ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
+}
+# Values that evaluate a pre-training run as figures 4, 8, 9 and 13 do: ImageNet by five images of each class.
+FIVE_SHOT = {
+    "fewshot__sets": ("tfds:imagenet2012@train,validation",),
+    "fewshot__shots": (5,),
+    "fewshot__every": 25_000,
+}
+FIVE_SHOT_FIGURE = "fewshot/imagenet2012/5"

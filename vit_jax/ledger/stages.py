@@ -106,17 +106,26 @@ def slug(cell: Mapping[str, Any]) -> str:
 # The paper's own scale: pre-training by configs/, fine-tuning by table 4.
 
 
-def transfer(models: Mapping[str, tuple], data_sets: Mapping[str, str], table: str) -> Experiment:
+def transfer(
+    models: Mapping[str, tuple],
+    data_sets: Mapping[str, str],
+    table: str,
+    high_resolution: Mapping[str, int] | None = None,
+) -> Experiment:
     """Pre-training and fine-tuning as the paper's, its accuracies beside those of a published table.
 
     Args:
       models: by the columns of the table as `Table.by_model` names them: a config and values that it changes.
       data_sets: names in `TRANSFER`, by the table's rows.
       table: of `vit_jax.published`.
+      high_resolution: as of `fine_tuning`.
     """
     return Experiment(
         claim="",
-        stages=(pretraining(models), *fine_tuning(tuple(models), tuple(data_sets.values()))),
+        stages=(
+            pretraining(models),
+            *fine_tuning(tuple(models), tuple(data_sets.values()), high_resolution=high_resolution or {}),
+        ),
         read=lambda study: {row: by_model(study, name) for row, name in data_sets.items()},
         published=table,
     )
@@ -137,9 +146,17 @@ def pretraining(models: Mapping[str, tuple]) -> Stage:
 
 
 def fine_tuning(
-    models: Sequence[str], data_sets: Sequence[str], seeds: Sequence[int] = (0, 1, 2)
+    models: Sequence[str],
+    data_sets: Sequence[str],
+    seeds: Sequence[int] = (0, 1, 2),
+    high_resolution: Mapping[str, int] = {},
 ) -> list[Stage]:
-    """Stages of fine-tuning from the runs of `pretraining`, as table 4: rates on held-out images first."""
+    """Stages of fine-tuning from the runs of `pretraining`, as table 4: rates on held-out images first.
+
+    Args:
+      high_resolution: pixels of ImageNet's images by model, where they are not 384; with them the parameters
+        are averaged (table 2).
+    """
     stages = []
     for data_set in data_sets:
         row = TRANSFER[data_set]
@@ -147,7 +164,10 @@ def fine_tuning(
         def make(study, model, optimizer__learning_rate, seed, data_set=data_set):
             checkpoint = study.workdir("pretrained", model=model)
             values = dict(finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate)
-            return checkpoint and (f"finetune:dataset={data_set}", values)
+            size = high_resolution.get(model, 0) if data_set == "imagenet2012" else 0
+            values |= {"optimizer__average": 0.9999} if size else {}
+            config = f"finetune:dataset={data_set}" + (f",size={size}" if size else "")
+            return checkpoint and (config, values)
 
         kept = f"{100 - row.held_out}%"
         held_out = dict(data__train_split=f"train[:{kept}]", data__test_split=f"train[{kept}:]")
@@ -156,7 +176,28 @@ def fine_tuning(
     return stages
 
 
-def by_model(study: Study, stage: str) -> dict[str, float]:
-    """Mean accuracy, in per cent, of the finished runs of a stage, by the factor `model`."""
-    points = study.points(stage, "accuracy")
+def vtab(models: Mapping[str, tuple], tasks: Mapping[str, str]) -> Experiment:
+    """Pre-training, and fine-tuning on VTAB-1k's tasks by the one rate that all of them have (table 9).
+
+    Args:
+      models: as of `transfer`.
+      tasks: names of `configs/finetune.py:dataset=vtab/NAME`, by the table's rows.
+    """
+
+    def make(study, model, task, seed):
+        checkpoint = study.workdir("pretrained", model=model)
+        return checkpoint and (f"finetune:dataset=vtab/{task}", {"finetune__checkpoint": checkpoint})
+
+    factors = {"model": tuple(models), "task": tuple(tasks.values())}
+    return Experiment(
+        claim="",
+        stages=(pretraining(models), grid("finetuned", factors, make, (0, 1, 2))),
+        read=lambda study: {row: by_model(study, "finetuned", task=task) for row, task in tasks.items()},
+        published="table9",
+    )
+
+
+def by_model(study: Study, stage: str, **factors: Any) -> dict[str, float]:
+    """Mean accuracy, in per cent, of a stage's finished runs with these factors, by the factor `model`."""
+    points = study.points(stage, "accuracy", **factors)
     return {point["model"]: 100 * statistics.mean(point["accuracy"]) for point in points}

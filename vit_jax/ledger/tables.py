@@ -34,6 +34,24 @@ def short(value: Any) -> str:
     )
 
 
+def in_words(factor: str) -> str:
+    """A factor's name as a heading: `optimizer__learning_rate` as `learning rate`."""
+    return factor.rpartition("__")[2].replace("_", " ")
+
+
+def means(points: Points, *factors: str, figure: str = "accuracy") -> dict[str, float]:
+    """The mean of a figure, in per cent, by the values of the factors as words: `BiT-R14x1/8, adam`."""
+    return {
+        ", ".join(short(point[factor]) for factor in factors): 100 * statistics.mean(point[figure])
+        for point in points
+    }
+
+
+def ranking(means: Mapping[str, float]) -> str:
+    """The figures in words, the highest first."""
+    return "; ".join(f"{name}: {means[name]:.1f} %" for name in sorted(means, key=means.get, reverse=True))
+
+
 def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> str:
     """A figure's mean and deviation, in per cent, by two factors; empty where there is no run.
 
@@ -47,19 +65,24 @@ def pivot(points: Points, rows: str, columns: str, figure: str = "accuracy") -> 
         [short(row), *(cells.get((row, head), "") for head in heads)]
         for row in dict.fromkeys(point[rows] for point in points)
     ]
-    return markdown_table([f"{figure}, %", *(f"{columns} {short(head)}" for head in heads)], lines)
+    return markdown_table([f"{figure}, %", *(f"{in_words(columns)} {short(head)}" for head in heads)], lines)
+
+
+def written_factor(value: Any) -> str:
+    """A factor's value, or the mean of a figure's."""
+    return written(statistics.mean(value)) if isinstance(value, list) else short(value)
 
 
 def listing(points: Points, factors: Sequence[str], figures: Sequence[str] = ("accuracy",)) -> str:
-    """A line for each point: its factors, and mean and deviation, in per cent, of each figure."""
+    """A line for each point: factors, or means of figures; then mean and deviation of shares, in per cent."""
     lines = [
         [
-            *(short(point[factor]) for factor in factors),
+            *(written_factor(point[factor]) for factor in factors),
             *(spread(point.get(figure, ())) for figure in figures),
         ]
         for point in points
     ]
-    return markdown_table([*factors, *(f"{figure}, %" for figure in figures)], lines)
+    return markdown_table([*map(in_words, factors), *(f"{figure}, %" for figure in figures)], lines)
 
 
 def crossings(points: Points, x: str, models: Sequence[str], figure: str = "accuracy") -> str:

@@ -2,8 +2,8 @@
 
 A file has the `table` of the paper, the `unit` of its figures, a `note` on what its reader should know, the
 `columns` (model, pre-training set, epochs, or what else each is of) and the `rows`, with a figure or none
-(null) for each column. A column with `"baseline": true` is of another paper's model, which this paper compares
-its own with.
+(null) for each column.
+A column with `"baseline": true` is of another paper's model, which this paper compares its own with.
 """
 
 import functools

@@ -1,0 +1,60 @@
+"""Axial attention beside full attention: python -m vit_jax.experiment figure13 --out=DIR
+
+Each layer of an Axial-ViT is a row layer and a column layer (appendix D.6): twice the parameters, and
+attention over a row or a column in place of all patches. Two sizes of both on 100,000 images of `glyphs`, two
+seeds each; accuracy over compute, and over the seconds of training. AxialResNet50 is not built.
+"""
+
+from dataclasses import replace
+
+from vit_jax.ledger.charts import lines
+from vit_jax.ledger.laptop import config
+from vit_jax.ledger.paper_scale import FIVE_SHOT, FIVE_SHOT_FIGURE
+from vit_jax.ledger.stages import grid
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import listing, means, ranking
+
+SIZES, STEPS = ("ViT-32x4/4", "ViT-64x4/4"), 500
+PAPER = {"ViT-B/32": "vit_b32_jft", "ViT-B/16": "vit_b16_jft"}
+KINDS = {"full": "", "axial": "Axial-"}
+
+
+def pretrained(study, size, attention, seed):
+    """A run; at the paper's scale on JFT-300M, the Axial-ViT by the rate of its ViT."""
+    if size in PAPER:
+        return PAPER[size], FIVE_SHOT | {"model__name": KINDS[attention] + size}
+    return config(KINDS[attention] + size, steps=STEPS), {}
+
+
+def read(study):
+    """Accuracy, at the paper's scale few-shot of ImageNet, compute and time."""
+    figure = FIVE_SHOT_FIGURE if study.scale == "paper" else "accuracy"
+    points = study.points("pretrained", figure, "exaflops", "seconds")
+    return [{"accuracy": point[figure]} | point for point in points]
+
+
+def draw(study, figures):
+    """Accuracy over compute, and over time."""
+    axes = {"figure13": "exaflops", "time": "seconds"}
+    return {name: lines(figures, x, by=["attention"]) for name, x in axes.items()}
+
+
+def finding(figures):
+    """The models by accuracy, and their times."""
+    seconds = means(figures, "size", "attention", figure="seconds")  # Times 100.
+    times = ", ".join(f"{name} {value / 100:.0f} s" for name, value in seconds.items())
+    return f"By accuracy: {ranking(means(figures, 'size', 'attention'))}. Time: {times}."
+
+
+LAPTOP = Experiment(
+    claim="Axial-ViTs are more accurate than ViTs of their size, at a higher cost.",
+    place="Figure 13",
+    stages=(grid("pretrained", {"size": SIZES, "attention": tuple(KINDS)}, pretrained, (0, 1)),),
+    read=read,
+    table=lambda figures: listing(figures, ("size", "attention", "exaflops", "seconds")),
+    draw=draw,
+    finding=finding,
+    minutes=16,
+)
+AT_SCALE = grid("pretrained", {"size": tuple(PAPER), "attention": tuple(KINDS)}, pretrained)
+EXPERIMENT = replace(LAPTOP, paper=replace(LAPTOP, stages=(AT_SCALE,)))

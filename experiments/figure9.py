@@ -1,0 +1,59 @@
+"""A class token or pooled patches, each by its rate: python -m vit_jax.experiment figure9 --out=DIR
+
+The small ViT on 100,000 images of `glyphs`, with a class token and with the mean of the patches (GAP), each
+at four learning rates. The few-shot figure is of an alphabet that it has not seen. Three seeds each.
+"""
+
+from dataclasses import replace
+
+from vit_jax.ledger.charts import lines
+from vit_jax.ledger.laptop import config, fewshot
+from vit_jax.ledger.paper_scale import FIVE_SHOT, FIVE_SHOT_FIGURE
+from vit_jax.ledger.stages import grid
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import means, pivot, ranking
+
+MODEL, STEPS, RATE = "ViT-32x4/4", 300, "optimizer__learning_rate"
+FACTORS = {"model__pooling": ("cls", "gap"), RATE: (1e-3, 3e-3, 1e-2, 3e-2)}
+PAPER = {"model__pooling": ("cls", "gap"), RATE: (8e-4, 3e-4)}
+
+
+def pretrained(study, seed, **values):
+    """A run at laptop scale."""
+    return config(MODEL, steps=STEPS), fewshot(STEPS, "cyrillic", images=1000) | values
+
+
+def pretrained_at_scale(study, seed, **values):
+    """A run of B/16 on JFT-300M; of a class token at 3e-4 the paper has none."""
+    pooling, rate = values["model__pooling"], values[RATE]
+    return None if (pooling, rate) == ("cls", 3e-4) else ("vit_b16_jft", FIVE_SHOT | values)
+
+
+def table(figures):
+    """Few-shot accuracies, and those of the test images."""
+    return "\n\n".join(pivot(figures, *FACTORS, figure=name) for name in ("few-shot", "accuracy"))
+
+
+def read(study):
+    """The accuracies and the few-shot figure."""
+    figure = FIVE_SHOT_FIGURE if study.scale == "paper" else "fewshot/cyrillic/10"
+    points = study.points("pretrained", "accuracy", figure)
+    return [point | {"few-shot": point[figure]} for point in points]
+
+
+def finding(figures):
+    """All few-shot figures, the highest first."""
+    return f"Few-shot, by pooling and rate: {ranking(means(figures, *FACTORS, figure='few-shot'))}."
+
+
+LAPTOP = Experiment(
+    claim="Pooled patches do as well as a class token, but at another learning rate.",
+    place="Figure 9",
+    stages=(grid("pretrained", FACTORS, pretrained, (0, 1, 2)),),
+    read=read,
+    table=table,
+    draw=lambda study, figures: {"figure9": lines(figures, RATE, "few-shot", by=["model__pooling"])},
+    finding=finding,
+    minutes=16,
+)
+EXPERIMENT = replace(LAPTOP, paper=replace(LAPTOP, stages=(grid("pretrained", PAPER, pretrained_at_scale),)))

@@ -1,0 +1,59 @@
+"""Masked patch prediction against scratch and supervised: python -m vit_jax.experiment masked_patch --out=DIR
+
+The small ViT on 20,000 images of `digits` without their labels, by the paper's three targets, with 50 % and
+15 % of the patches corrupted, and for a quarter of the steps; then fine-tuned on the 2,000 that have labels.
+Beside it random parameters, and pre-training on the labels of all. Pre-training has one seed, fine-tuning
+three.
+"""
+
+from vit_jax.ledger.paper_scale import TASKS
+from vit_jax.ledger.stages import transfer
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import listing, means, ranking
+from vit_jax.ledger.unlabelled import few_labels
+
+STEPS = 800
+
+
+def masked(target="color", **more):
+    """The values of a run with this target."""
+    return {"objective__name": "masked_patch", "objective__target": target} | more
+
+
+STARTS = {
+    "random parameters": None,
+    "mean colour": masked(),
+    "4 x 4 colours": masked("cells"),
+    "pixels": masked("pixels"),
+    "mean colour, 15 % corrupted": masked(objective__mask_ratio=0.15),
+    "mean colour, a quarter of the steps": masked(steps=STEPS // 4),
+    "all labels": {},
+}
+PAPER = {
+    "ViT-B/16, JFT-300M without labels": ("masked_patch_b16",),
+    "ViT-B/16, ImageNet": ("vit_b16_i1k",),
+    "ViT-B/16, JFT-300M": ("vit_b16_jft",),
+}
+
+
+def finding(figures):
+    """The gains over random parameters, and all starts."""
+    found = means(figures, "start")
+    gains = (
+        f"{start} gains {found[start] - found['random parameters']:.1f} points over random parameters"
+        for start in ("mean colour", "all labels")
+        if {start, "random parameters"} <= found.keys()
+    )
+    return f"{'; '.join(gains)} (the paper: 2 and 6.2). {ranking(found)}."
+
+
+EXPERIMENT = Experiment(
+    claim="Masked patch prediction helps, if less than labels; its targets, share and steps matter little.",
+    place="Section 4.6",
+    stages=few_labels(STARTS, STEPS, tuning_steps=100),
+    read=lambda study: study.points("finetuned", "accuracy"),
+    table=lambda figures: listing(figures, ("start", "optimizer__learning_rate")),
+    finding=finding,
+    paper=transfer(PAPER, {"ImageNet": TASKS["ImageNet"]}, "section4_6"),
+    minutes=18,
+)

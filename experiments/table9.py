@@ -1,0 +1,47 @@
+"""Transfer to tasks of 1,000 images: python -m vit_jax.experiment table9 --out=DIR
+
+VTAB gives each task 1,000 training images. At laptop scale the tasks are five collections of scattered
+images: the small ViT is pre-trained once on 100,000 images of `glyphs` and fine-tuned on 1,000 of each,
+beside as many steps from random parameters. Of two rates 200 of the images choose, training on 800. Three
+seeds of fine-tuning.
+"""
+
+from vit_jax.data.sources.vtab import TASKS
+from vit_jax.ledger.laptop import DOWNSTREAM, config
+from vit_jax.ledger.paper_scale import LARGEST
+from vit_jax.ledger.stages import at_best, grid, vtab
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import means, pivot, ranking
+
+MODEL, STEPS, TUNING_STEPS = "ViT-32x4/4", 2500, 100
+FACTORS = {"task": ("digits", *DOWNSTREAM), "start": ("glyphs", "random parameters")}
+HELD_OUT = {"data__train_split": "train[:800]", "data__test_split": "train[800:1000]"}
+
+
+def pretrained(study, seed):
+    """The upstream run."""
+    return config(MODEL, steps=STEPS), {}
+
+
+def finetuned(study, task, start, optimizer__learning_rate, seed):
+    """A run on 1,000 images; None where its network is missing."""
+    values = dict(optimizer__learning_rate=optimizer__learning_rate)
+    if start == "glyphs":
+        values["finetune__checkpoint"] = study.workdir("pretrained")
+    missing = values.get("finetune__checkpoint", "") is None
+    return None if missing else (config(MODEL, task, 1000, TUNING_STEPS), values)
+
+
+EXPERIMENT = Experiment(
+    claim="Fine-tuned on 1,000 images, what was pre-trained on many is far ahead of what was not.",
+    place="Table 9",
+    stages=(
+        grid("pretrained", {}, pretrained),
+        *at_best("finetuned", FACTORS, finetuned, {"optimizer__learning_rate": (1e-3, 3e-3)}, HELD_OUT),
+    ),
+    read=lambda study: study.points("finetuned", "accuracy"),
+    table=lambda figures: pivot(figures, "task", "start"),
+    finding=lambda figures: f"{ranking(means(figures, *FACTORS))}.",
+    paper=vtab(LARGEST, {task.name: key for key, task in TASKS.items()}),
+    minutes=19,
+)

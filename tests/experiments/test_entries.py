@@ -1,0 +1,173 @@
+"""The entries of the ledger: each goes from its stages to its finding; what several of them share."""
+
+from pathlib import Path
+
+import pytest
+
+from vit_jax import experiment
+from vit_jax.errors import UserError
+from vit_jax.ledger import prices, study
+from vit_jax.ledger.stages import fine_tuning
+from vit_jax.ledger.study import Study, conduct
+from vit_jax.ledger.tables import agreement, differences, listing, means, ranking
+from vit_jax.ledger.unlabelled import few_labels
+from vit_jax.runs.jobs import Outcome
+
+ENTRIES = (
+    "figure2",
+    "figure9",
+    "figure13",
+    "followups",
+    "grid",
+    "masked_patch",
+    "table2",
+    "table7",
+    "table9",
+)
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Runs that are finished as soon as they are wanted; a figure of one is its place among them, by 1000."""
+    made = []
+
+    def figure(self, trial, name):
+        return made.index(trial.job.workdir) / 1000
+
+    def run_jobs(jobs, say, after_each):
+        made.extend(job.workdir for job in jobs if job.workdir not in made)
+        after_each()
+
+    def outcome(job):
+        return Outcome({"accuracy": made.index(job.workdir) / 1000}) if job.workdir in made else Outcome()
+
+    monkeypatch.setattr(study, "run_jobs", run_jobs)
+    monkeypatch.setattr(study, "outcome", outcome)
+    monkeypatch.setattr(study, "check_data", lambda trials, study: None)
+    monkeypatch.setattr(Study, "figure", figure)
+    return made
+
+
+def conducted(name: str, scale: str, out: Path) -> str:
+    """What an entry writes."""
+    found = experiment.load(name)
+    options = {option: values.get("default") for option, values in found.options.items()}
+    conduct(name, found, Study(out, options, lambda line: None, scale))
+    return (out / f"{name}.md").read_text()
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entry_goes_from_its_stages_to_a_table_and_a_finding(name, made_up, tmp_path):
+    text = conducted(name, "laptop", tmp_path / "out")
+    assert made_up and text.startswith("| ")
+    assert text.rstrip().splitlines()[-1].endswith(".")  # The finding.
+
+
+@pytest.mark.parametrize("name", [*(set(ENTRIES) - {"followups", "grid"}), "objectnet"])
+def test_entry_at_the_papers_scale_makes_its_table(name, made_up, tmp_path):
+    rows = [line for line in conducted(name, "paper", tmp_path / "out").splitlines() if line.startswith("| ")]
+    assert made_up and len(rows) > 2
+
+
+@pytest.mark.parametrize(
+    "name, finding",
+    [
+        ("table1", "Params, million of ViT-B: 86.57, not 86."),
+        ("table3", "All 198 values are the paper's."),
+        ("table4", "All 54 values are the paper's."),
+    ],
+)
+def test_values_stand_beside_the_papers(name, finding, tmp_path):
+    assert conducted(name, "laptop", tmp_path / "out").rstrip().endswith(finding)
+
+
+def test_figure_1_has_every_parameter_of_the_layer_that_it_shows():
+    figures = experiment.load("figure1").read(None)
+    assert figures["tokens"] == 197 and figures["layers"] == 12
+    assert all(figures["parts"].values())
+    shapes = {path: shape for part in figures["parts"].values() for path, shape in part.items()}
+    assert shapes["head/kernel"] == [768, 1000] and shapes["blocks/00/mlp/fc1/kernel"] == [768, 3072]
+    assert len(shapes) == 2 + 1 + 1 + 12 + 2 + 4
+
+
+def test_objectnet_has_no_laptop_scale(tmp_path):
+    with pytest.raises(UserError, match="no laptop scale; give --scale=paper"):
+        conducted("objectnet", "laptop", tmp_path / "out")
+
+
+# What entries share.
+
+
+def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up, tmp_path):
+    pretrained, choices, _ = few_labels({"none": None, "some": {"steps": 7}}, steps=50, tuning_steps=9)
+    here = Study(tmp_path, {})
+    assert [trial.factors["start"] for trial in choices(here)] == ["none", "none"]
+    here.run(pretrained(here), lambda: None)
+    assert [trial.factors["start"] for trial in choices(here)] == ["none", "none", "some", "some"]
+    assert here.trials[0].job.flags[0].endswith("images=20000,steps=7")
+    assert any("finetune.checkpoint" in flag for flag in choices(here)[-1].job.flags)
+
+
+def test_high_resolution_is_imagenets_alone(made_up, tmp_path):
+    here = Study(tmp_path, {})
+    here.run([study.Trial("pretrained", {"model": "a"}, here.job("a"))], lambda: None)
+    stages = fine_tuning(["a"], ["imagenet2012", "cifar10"], high_resolution={"a": 512})
+    imagenet, cifar = stages[0](here)[0].job.flags, stages[2](here)[0].job.flags
+    assert imagenet[0].endswith("dataset=imagenet2012,size=512") and cifar[0].endswith("dataset=cifar10")
+    assert "--config.optimizer.average=0.9999" in imagenet
+    assert not any("average" in flag for flag in cifar)
+
+
+def test_trial_of_a_few_steps_keeps_its_few_shot_figures(tmp_path):
+    here = Study(tmp_path, {}, steps=4)
+    assert "--config.fewshot.every=4" in here.job("a", fewshot__every=50).flags
+    assert "--config.fewshot.every=0" in here.job("b").flags
+
+
+def test_prices_are_of_the_runs_of_the_first_stage():
+    assert [*prices.pretraining_jobs(experiment.load("objectnet"))] == ["vit_h14_jft"]
+    assert [*prices.pretraining_jobs(experiment.load("figure9"))] == [
+        "vit_b16_jft model.pooling=cls optimizer.learning_rate=0.0008",
+        "vit_b16_jft model.pooling=gap optimizer.learning_rate=0.0008",
+        "vit_b16_jft model.pooling=gap optimizer.learning_rate=0.0003",
+    ]
+    assert prices.pretraining_jobs(experiment.load("grid")) == {}
+
+
+def test_a_price_is_found_once(monkeypatch, tmp_path):
+    asked = []
+
+    class Plan:
+        class cost:
+            core_days = 2.5
+
+    monkeypatch.setattr(prices, "first_that_fits", lambda *of: asked.append(of) or ("", Plan))
+    (job,) = prices.pretraining_jobs(experiment.load("objectnet")).values()
+    assert [prices.device_days(job, "v3", tmp_path) for _ in range(2)] == [2.5, 2.5]
+    assert len(asked) == 1 and prices.device_days(job, "v5e", tmp_path) == 2.5 and len(asked) == 2
+
+
+def test_values_that_are_not_the_papers_are_named():
+    figures = {
+        "a": {"paper": {"Rate": [0.1], "Epochs": [7, 14]}, "ours": {"Rate": 0.2, "Epochs": 14}},
+        "b": {"paper": {"Rate": [0.3], "Epochs": [7]}, "ours": {"Rate": 0.3, "Epochs": 7}},
+    }
+    assert agreement(figures).splitlines()[2:] == ["| a | 0.1 (**0.2**) | 7 / 14 |", "| b | 0.3 | 7 |"]
+    assert differences(figures) == "Rate of a is 0.2, not 0.1."
+    assert differences({"b": figures["b"]}) == "All 2 values are the paper's."
+
+
+def test_means_are_ranked_and_figures_may_stand_among_the_factors():
+    points = [
+        {"model": "a", "optimizer__name": "sgd", "seconds": [2.0, 4.0], "accuracy": [0.5, 0.7]},
+        {"model": "b", "optimizer__name": "adam", "seconds": [8.0], "accuracy": [0.75]},
+    ]
+    found = means(points, "model", "optimizer__name")
+    assert found == pytest.approx({"a, sgd": 60.0, "b, adam": 75.0})
+    assert ranking(found) == "b, adam: 75.0 %; a, sgd: 60.0 %"
+    assert listing(points, ("optimizer__name", "seconds")).splitlines() == [
+        "| name | seconds | accuracy, % |",
+        "| --- | --- | --- |",
+        "| sgd | 3 | 60.00 ± 14.14 |",
+        "| adam | 8 | 75.00 |",
+    ]

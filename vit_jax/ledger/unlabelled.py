@@ -1,0 +1,49 @@
+"""Stages that pre-train a small ViT without labels, and fine-tune it on a tenth of the images with them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.ledger.laptop import config
+from vit_jax.ledger.stages import Stage, at_best, grid
+
+MODEL, COLLECTION, IMAGES, LABELLED = "ViT-32x4/4", "digits", 20_000, 2000
+RATES = (1e-3, 3e-3)
+
+
+def few_labels(
+    starts: Mapping[str, Mapping[str, Any] | None],
+    steps: int,
+    tuning_steps: int,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> list[Stage]:
+    """Three stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each start.
+
+    Args:
+      starts: by name the values of a pre-training run, such as those of its objective; none (`{}`) trains on
+        the labels of all images; None starts fine-tuning from random parameters.
+      steps: of a pre-training run, if its values do not say.
+      seeds: of fine-tuning; pre-training has one.
+    """
+
+    def pretrained(study, start, seed):
+        values = {**(starts[start] or {})}
+        return config(MODEL, COLLECTION, IMAGES, values.pop("steps", steps)), values
+
+    def finetuned(study, start, optimizer__learning_rate, seed):
+        values: dict[str, Any] = {"optimizer__learning_rate": optimizer__learning_rate}
+        if starts[start] is not None:
+            values["finetune__checkpoint"] = study.workdir("pretrained", start=start)
+        missing = values.get("finetune__checkpoint", "") is None
+        return None if missing else (config(MODEL, COLLECTION, LABELLED, tuning_steps), values)
+
+    kept = LABELLED * 4 // 5
+    held_out = {
+        "data__train_split": f"train[:{kept}]",
+        "data__test_split": f"train[{kept}:{LABELLED}]",
+    }
+    made = [start for start, values in starts.items() if values is not None]
+    rates = {"optimizer__learning_rate": RATES}
+    return [
+        grid("pretrained", {"start": made}, pretrained),
+        *at_best("finetuned", {"start": tuple(starts)}, finetuned, rates, held_out, seeds),
+    ]
