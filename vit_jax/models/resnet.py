@@ -442,7 +442,7 @@ FAMILY = Family(
     names=(
         *(f"BiT-{name}" for name in ("R50x1", "R50x2", "R50x3", "R101x1", "R101x3")),
         *(f"BiT-{name}" for name in ("R152x1", "R152x2", "R152x4", "R200x3")),
-        *(f"BiT-{name}" for name in ("R26x1/16", "R26x1/8", "R26x1/4", "R26x1/2", "R26x1")),
+        *(f"BiT-{name}" for name in ("R14x1/8", "R14x1/4", "R26x1/8", "R26x1/4", "R26x1/2", "R26x1")),
         "AxialResNet50",
     ),
     parse=_parse,

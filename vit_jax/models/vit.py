@@ -595,6 +595,7 @@ FAMILY = Family(
         *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
         *("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
         *("R14x1/16+ViT-32x4/8", "R14x1/8+ViT-64x4/8", "R14x1/4+ViT-96x4/8"),
+        *("R14x1/8+ViT-32x4/4", "R14x1/4+ViT-64x4/4", "R26x1/4+ViT-96x4/4"),
         *("R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32", "Axial-ViT-B/32", "Axial-ViT-B/16"),
     ),
     parse=_parse,
