@@ -55,5 +55,5 @@ EXPERIMENT = Experiment(
     table=table,
     options={"entries": dict(nargs="+", help="those entries alone; by default all")},
     needs='pip install -e ".[plan]"',
-    minutes=120,
+    minutes=75,
 )

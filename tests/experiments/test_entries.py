@@ -134,6 +134,12 @@ def test_prices_are_of_the_runs_of_the_first_stage():
     assert prices.pretraining_jobs(experiment.load("grid")) == {}
 
 
+def test_runs_at_the_papers_scale_can_be_planned(capsys, tmp_path):
+    experiment.main(["objectnet", "--plan", "--scale=paper", f"--out={tmp_path / 'out'}"])
+    line, last = capsys.readouterr().out.splitlines()
+    assert "vit_h14_jft.py" in line and last.startswith("1 runs are known, of 4.2")
+
+
 def test_a_price_is_found_once(monkeypatch, tmp_path):
     asked = []
 
@@ -144,6 +150,8 @@ def test_a_price_is_found_once(monkeypatch, tmp_path):
     monkeypatch.setattr(prices, "first_that_fits", lambda *of: asked.append(of) or ("", Plan))
     (job,) = prices.pretraining_jobs(experiment.load("objectnet")).values()
     assert [prices.device_days(job, "v3", tmp_path) for _ in range(2)] == [2.5, 2.5]
+    other = job._replace(flags=(*job.flags, "--config.optimizer.learning_rate=1.0"))
+    assert prices.device_days(other, "v3", tmp_path) == 2.5  # The rate does not change the time of a step.
     assert len(asked) == 1 and prices.device_days(job, "v5e", tmp_path) == 2.5 and len(asked) == 2
 
 

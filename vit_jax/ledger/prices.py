@@ -23,15 +23,19 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
         return {}
     options = {name: values.get("default") for name, values in experiment.options.items()}
     study = Study(Path("nowhere"), options, scale="paper")
-    return {said(trial.job): trial.job for trial in known_trials(experiment, study)}
+    return {said(trial.job): trial.job for trial in known_trials(experiment.paper, study)}
 
 
-def said(job: Job) -> str:
-    """The flags of a run in short, without folders: `vit_b16_jft model.pooling=gap`."""
-    config, *values = job.flags
-    name = Path(config.removeprefix("--config=")).name.replace(".py", "", 1)
-    kept = (value.removeprefix("--config.") for value in values if not value.startswith("--config.fewshot"))
-    return " ".join([name, *(value for value in kept if value != "seed=0")])
+def said(job: Job, *left_out: str) -> str:
+    """The flags of a run in short, without folders, seed and evaluation: `vit_b16_jft model.pooling=gap`.
+
+    Args:
+      left_out: how other keys begin that are not wanted.
+    """
+    config, *values = (flag.removeprefix("--config") for flag in job.flags)
+    name = Path(config.removeprefix("=")).name.replace(".py", "", 1)
+    others = tuple(f".{key}" for key in ("seed", "fewshot", *left_out))
+    return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 
 def device_days(job: Job, chip: str, folder: Path) -> float | None:
@@ -45,7 +49,8 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
     """
     file = folder / "days.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    key = f"{chip}: {said(job)}"
+    # Rates and decay do not change the time of a step.
+    key = f"{chip}: {said(job, 'optimizer.learning_rate', 'optimizer.weight_decay')}"
     if key not in known:
         print(key, file=sys.stderr)
         _, plan = first_that_fits(

@@ -310,8 +310,12 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """The runs that can be named without running any: those of all stages up to the first unfinished one."""
-    for stage in experiment.at(study.scale).stages:
+    """The runs that can be named without running any: those of all stages up to the first unfinished one.
+
+    Args:
+      experiment: at the study's scale.
+    """
+    for stage in experiment.stages:
         trials = stage(study)
         study.trials += trials
         if any(study.outcome(trial).figures is None for trial in trials):
