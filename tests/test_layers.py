@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "vit_jax"
 
 # What each part may import of ours, besides itself, `errors` and `progress`.
 ALLOWED = {
-    "models": {"arguments"},
+    "models": {"arguments", "options"},
     "data": {"options"},
     "parallel": {"models", "options"},
     "options": set(),

@@ -16,6 +16,7 @@ from reference import (
 import vit_jax
 from vit_jax.arguments import ARGUMENTS
 from vit_jax.errors import UserError
+from vit_jax.models.vit import ViT
 
 ALL = dict(
     position="2d",
@@ -258,7 +259,8 @@ def test_options_that_do_not_fit_are_named(overrides, message):
         vit_jax.create_model("ViT-Ti/4", **(TINY | overrides))
 
 
-CHOICES = {name: rule.words.split(" or ") for name, rule in ARGUMENTS.items() if rule.kind is str}
+RULES = ARGUMENTS | ViT.arguments
+CHOICES = {name: rule.words.split(" or ") for name, rule in RULES.items() if rule.kind is str}
 
 
 @pytest.mark.parametrize("option", CHOICES)

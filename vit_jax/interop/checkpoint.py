@@ -192,7 +192,7 @@ def _check(path: Path, mapped: list[Entry], tensors: dict[str, Tensor]) -> None:
             raise UserError(f"{path} {what} {', '.join(sorted(names)[:3])}{more}")
 
 
-def complete(model: type, values: dict) -> dict:
+def complete(model: type[ImageModel], values: dict) -> dict:
     """All arguments of a model but its keys, those not given as their defaults, sizes as pairs.
 
     Raises:
@@ -208,7 +208,7 @@ def complete(model: type, values: dict) -> dict:
     for name, value in values.items():
         if value is inspect.Parameter.empty:
             raise UserError(f"a {model.__name__} needs the argument {name!r}")
-    check_arguments(values)
+    check_arguments(values, model.arguments)
     size = values["image_size"]
     values["image_size"] = size if isinstance(size, tuple) else (size, size)
     return values | {name: plain_statistic(values[name]) for name in ("mean", "deviation")}

@@ -5,7 +5,8 @@ whether the model is a `TokenModel`.
 """
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from flax import nnx
 
 from vit_jax.errors import UserError
 from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
+from vit_jax.options import Rule
 
 
 class About:
@@ -58,6 +60,7 @@ class ImageModel(nnx.Module):
     """
 
     about: About | None = None
+    arguments: ClassVar[Mapping[str, Rule]] = {}  # Those that not all families have.
     num_classes: int
 
     def __init__(

@@ -16,13 +16,52 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.arguments import check_arguments
+from vit_jax.arguments import MOST_LAYERS, check_arguments, or_none
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.pixels import Statistic
+from vit_jax.options import Option, flag, number, one_of, several, whole
+
+_UNITS, _WIDTH = several(whole(1, MOST_LAYERS)), number(above=0, most=1024)
+
+# Arguments of a BiT and of a hybrid.
+RESNET_ARGUMENTS = {
+    "resnet_blocks": or_none(
+        _UNITS._replace(
+            words=f"a tuple of units in each stage, 1 to {MOST_LAYERS:,}, in at most 8 stages",
+            holds=lambda x: _UNITS.holds(x) and len(x) <= 8,
+        )
+    ),
+    "resnet_width": _WIDTH._replace(
+        words="a multiple of 1/32, above 0, at most 1,024",
+        holds=lambda x: _WIDTH.holds(x) and 32 * x % 1 == 0,
+    ),
+    "resnet_stem": one_of("large", "small"),
+    "resnet_epsilons": one_of("google", "timm"),
+}
+
+ARGUMENTS = {
+    "axial": flag(),
+}
+
+OPTIONS = {
+    "model.resnet_blocks": Option(
+        None, RESNET_ARGUMENTS["resnet_blocks"], "Units in each stage of the ResNet, of a hybrid or a BiT."
+    ),
+    "model.resnet_width": Option(None, RESNET_ARGUMENTS["resnet_width"], "Factor on the ResNet's channels."),
+    "model.resnet_stem": Option(
+        None,
+        RESNET_ARGUMENTS["resnet_stem"],
+        "The ResNet's first layers: for large images, or for those of 32 pixels or so.",
+    ),
+    "model.resnet_epsilons": Option(
+        None, RESNET_ARGUMENTS["resnet_epsilons"], "Whose small constants in the ResNet's norms."
+    ),
+    "model.axial": Option(None, ARGUMENTS["axial"], "Axial attention in a BiT."),
+}
 
 
 class Rules(NamedTuple):
@@ -247,11 +286,11 @@ class ResNet(nnx.Module):
         shrunk = resnet_stride((), stem)
         for stage, count in enumerate(blocks, start=1):
             units = {}
-            for number in range(1, count + 1):
-                stride = 2 if stage > 1 and number == 1 else 1
+            for place in range(1, count + 1):
+                stride = 2 if stage > 1 and place == 1 else 1
                 span = axial_span and tuple(math.ceil(side / shrunk) for side in axial_span)
                 middle = first * 2 ** (stage - 1)
-                units[f"{number:02d}"] = unit(self.channels, middle, stride, span, rules, dtype, rngs)
+                units[f"{place:02d}"] = unit(self.channels, middle, stride, span, rules, dtype, rngs)
                 self.channels = 4 * middle
                 shrunk *= stride
             self.stages[f"{stage}"] = nnx.Dict(units)
@@ -304,6 +343,8 @@ class BiT(ImageModel):
         an image that `axial` cannot halve as often as it must.
     """
 
+    arguments = RESNET_ARGUMENTS | ARGUMENTS
+
     def __init__(
         self,
         *,
@@ -322,7 +363,7 @@ class BiT(ImageModel):
         dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
-        check_arguments(locals())
+        check_arguments(locals(), self.arguments)
         if not resnet_blocks:
             raise UserError(f"resnet_blocks is {resnet_blocks!r} and must have a stage (model.resnet_blocks)")
         size = (image_size,) * 2 if isinstance(image_size, Integral) else tuple(image_size)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.arguments import check_arguments
+from vit_jax.arguments import MOST_LAYERS, SIDE, check_arguments, or_none
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
@@ -33,6 +33,7 @@ from vit_jax.models.position import (
 )
 from vit_jax.models.resnet import (
     HEAD_AXES,
+    RESNET_ARGUMENTS,
     RESNET_AXES,
     WIDTH,
     ResNet,
@@ -42,6 +43,74 @@ from vit_jax.models.resnet import (
     spell_width,
 )
 from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, layer_norm
+from vit_jax.options import Option, flag, number, one_of, several, whole
+
+# A ViT's own arguments, beside those of the ResNet before it.
+ARGUMENTS = {
+    "patch_size": SIDE,
+    "dim": whole(1, 2**20),
+    "depth": whole(1, MOST_LAYERS),
+    "hidden": whole(1, 2**20),
+    "heads": whole(1, 2**16),
+    "registers": whole(0, 2**16),
+    "cls_token": flag(),
+    "fc_norm": flag(),
+    "pooling": one_of("cls", "gap", "map"),
+    "distillation": one_of("none", "token", "heads"),
+    "position": one_of("1d", "2d", "relative", "sincos2d", "sincos2d_mae", "none"),
+    "position_at": one_of("stem", "every", "shared"),
+    "rope": flag(),
+    "rope_grid": or_none(several(SIDE, count=2)),
+    "attention": one_of("full", "axial"),
+    "mlp": one_of("gelu", "swiglu"),
+    "gelu": one_of("tanh", "erf"),
+    "qk_norm": flag(),
+    "layer_scale": or_none(number()),
+    "pre_logits": flag(),
+    "dropout": number(least=0, below=1),
+    "stochastic_depth": number(least=0, below=1),
+    "initialization": one_of("flax", "mae"),
+    "norm_epsilon": number(above=0, most=1),
+    "scan": flag(),
+}
+
+OPTIONS = {
+    "model.patch_size": Option(None, ARGUMENTS["patch_size"], "Side of a patch in pixels."),
+    "model.dim": Option(None, ARGUMENTS["dim"], "Width of a token."),
+    "model.depth": Option(None, ARGUMENTS["depth"], "Number of encoder layers."),
+    "model.hidden": Option(None, ARGUMENTS["hidden"], "Width of the MLP."),
+    "model.heads": Option(None, ARGUMENTS["heads"], "Attention heads."),
+    "model.registers": Option(None, ARGUMENTS["registers"], "Learned tokens without a meaning of their own."),
+    "model.cls_token": Option(
+        None, ARGUMENTS["cls_token"], "Keep a class token beside the pooling gap or map."
+    ),
+    "model.fc_norm": Option(None, ARGUMENTS["fc_norm"], "Normalise behind the pooling, in place of before."),
+    "model.pooling": Option(None, ARGUMENTS["pooling"], "What the head reads of the tokens."),
+    "model.distillation": Option(None, ARGUMENTS["distillation"], "DeiT's distillation token, and its head."),
+    "model.position": Option(None, ARGUMENTS["position"], "Kind of position embedding (appendix D.4)."),
+    "model.position_at": Option(
+        None, ARGUMENTS["position_at"], "Where positions are added: once, or before each layer."
+    ),
+    "model.rope": Option(None, ARGUMENTS["rope"], "Turn queries and keys by their row and column."),
+    "model.rope_grid": Option(None, ARGUMENTS["rope_grid"], "The grid in which rope counts."),
+    "model.attention": Option(None, ARGUMENTS["attention"], "Among all tokens, or within rows and columns."),
+    "model.mlp": Option(None, ARGUMENTS["mlp"], "Kind of MLP."),
+    "model.gelu": Option(None, ARGUMENTS["gelu"], "The approximation, or the exact GELU."),
+    "model.qk_norm": Option(None, ARGUMENTS["qk_norm"], "Normalise queries and keys."),
+    "model.layer_scale": Option(None, ARGUMENTS["layer_scale"], "Initial value of LayerScale."),
+    "model.pre_logits": Option(None, ARGUMENTS["pre_logits"], "The pre-training head's hidden tanh layer."),
+    "model.dropout": Option(None, ARGUMENTS["dropout"], "Rate after dense layers and position embeddings."),
+    "model.stochastic_depth": Option(
+        None, ARGUMENTS["stochastic_depth"], "Rate of skipped branches in the last layer."
+    ),
+    "model.initialization": Option(
+        None,
+        ARGUMENTS["initialization"],
+        "How kernels and biases start: as the paper's, or as masked autoencoders'.",
+    ),
+    "model.norm_epsilon": Option(None, ARGUMENTS["norm_epsilon"], "Small constant of the layer norms."),
+    "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
+}
 
 CAPTURES = ("attention", "tokens")
 
@@ -136,6 +205,8 @@ class ViT(TokenModel):
       UserError: an argument of another type or out of its bounds, or some that do not fit one another.
     """
 
+    arguments = RESNET_ARGUMENTS | ARGUMENTS
+
     def __init__(
         self,
         *,
@@ -179,7 +250,7 @@ class ViT(TokenModel):
         rngs: nnx.Rngs,
     ):
         given = SimpleNamespace(**locals())
-        check_arguments(vars(given))
+        check_arguments(vars(given), self.arguments)
         height, width = (image_size,) * 2 if isinstance(image_size, Integral) else image_size
         stride = patch_size * resnet_stride(resnet_blocks, resnet_stem)
         _check_together(given, (height, width), stride)
