@@ -36,9 +36,12 @@ ALLOWED = {
         "training",
     },
     "ledger": {
+        "benchmarks",
         "command",
         "config",
+        "data",
         "inspection",
+        "load",
         "planning",
         "published",
         "recipes",

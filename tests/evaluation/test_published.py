@@ -11,7 +11,7 @@ from vit_jax.data.sources.vtab import GROUPS, TASKS
 from vit_jax.errors import UserError
 
 
-@pytest.mark.parametrize("name", ["table2", "table3", "table5", "table6", "table7", "table9"])
+@pytest.mark.parametrize("name", ["table2", "table3", "table5", "table6", "table7", "table8", "table9"])
 def test_table_has_a_figure_for_every_column(name):
     table = published.table(name)
     assert table.source == f"An Image is Worth 16x16 Words, arXiv 2010.11929 v2, table {name[5:]}"

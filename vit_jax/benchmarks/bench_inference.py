@@ -93,12 +93,18 @@ def measure(
         print(f"\ndrawn: {out}")
 
 
-def lower_ours(model: str, batch: int, image_size: int, dtype: str):
-    """The program of a model and its lowered inference; nothing is allocated."""
+def lower_ours(
+    model: str, batch: int, image_size: int, dtype: str, devices: Sequence[jax.Device] | None = None
+):
+    """The program of a model and its lowered inference; nothing is allocated.
+
+    Args:
+      devices: those that it is compiled for; None: those here.
+    """
     config = other_projects.our_config(model, image_size, dtype)
     config.batch_size = batch
     program = make_program(
-        config, num_classes=other_projects.CLASSES, steps=10**6, mesh=make_mesh(config.mesh)
+        config, num_classes=other_projects.CLASSES, steps=10**6, mesh=make_mesh(config.mesh, devices)
     )
     params = program.state["params"]
     places = jax.tree.map(lambda x: x.sharding, params)

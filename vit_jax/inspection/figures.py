@@ -1,10 +1,12 @@
 """The paper's pictures of a model, drawn (figures 6, 7, 11 and 14)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import cv2
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 TILE, TITLE = 1.5, 0.2  # Inches.
 
@@ -62,17 +64,46 @@ def _tile(image: np.ndarray, side: float) -> tuple[float, float]:
     return side * width / max(height, width), side * height / max(height, width)
 
 
+def mosaic(tiles: np.ndarray, gap: int = 1, fill: float = np.nan) -> np.ndarray:
+    """One image of tiles `[rows, columns, height, width, ...]`: hundreds of axes would take a minute.
+
+    Args:
+      gap: pixels between the tiles, of the value `fill`.
+    """
+    rows, columns, height, width, *channels = tiles.shape
+    padded = np.pad(
+        tiles, [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * len(channels), constant_values=fill
+    )
+    shown = padded.swapaxes(1, 2).reshape(rows * (height + gap), columns * (width + gap), *channels)
+    return shown[:-gap, :-gap]
+
+
 def similarity_tiles(similarity: np.ndarray) -> Figure:
     """A tile for each patch, of its similarity to all others (figure 7, centre)."""
     rows, columns = similarity.shape[:2]
-    gap = 1 + max(rows, columns) // 10
-    # One image, with gaps between the tiles: hundreds of axes would take a minute.
-    shown = np.pad(similarity, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
-    shown = shown.swapaxes(1, 2).reshape(rows * (rows + gap), columns * (columns + gap))[:-gap, :-gap]
-    width, height = _tile(shown, 5)
+    width, height = 5 * columns / max(rows, columns), 5 * rows / max(rows, columns)
     figure = Figure(figsize=(max(width, 1) + 1.4, max(height, 1) + 0.6), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(shown, vmin=-1, vmax=1, interpolation="nearest")
+    figure.colorbar(draw_similarity(axes, similarity), ax=axes, shrink=0.6, label="cosine similarity")
+    return figure
+
+
+def similarity_panels(similarities: Mapping[str, np.ndarray]) -> Figure:
+    """The tiles of several models side by side, by their names (figure 10)."""
+    figure = Figure(figsize=(4.6 * len(similarities) + 1, 5), layout="constrained")
+    panels = figure.subplots(1, len(similarities), squeeze=False)[0]
+    for axes, (name, similarity) in zip(panels, similarities.items(), strict=True):
+        image = draw_similarity(axes, similarity)
+        axes.set_title(name, fontsize="medium")
+    figure.colorbar(image, ax=panels, shrink=0.8, label="cosine similarity")
+    return figure
+
+
+def draw_similarity(axes: Axes, similarity: np.ndarray) -> AxesImage:
+    """Draws the tiles of `similarity_tiles`; returns the image, for a colour bar."""
+    rows, columns = similarity.shape[:2]
+    gap = 1 + max(rows, columns) // 10
+    image = axes.imshow(mosaic(similarity, gap), vmin=-1, vmax=1, interpolation="nearest")
     for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
         every = 1 + (count - 1) // 16
         middles = np.arange(0, count, every) * (count + gap) + (count - 1) / 2
@@ -80,14 +111,18 @@ def similarity_tiles(similarity: np.ndarray) -> Figure:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set(xlabel="input patch column", ylabel="input patch row")
-    figure.colorbar(image, ax=axes, shrink=0.6, label="cosine similarity")
-    return figure
+    return image
 
 
 def distance_dots(distances: np.ndarray) -> Figure:
     """Mean attention distance of each head over the layers (figure 7, right)."""
     figure = Figure(figsize=(5, 4), layout="constrained")
-    axes = figure.subplots()
+    draw_distances(figure.subplots(), distances)
+    return figure
+
+
+def draw_distances(axes: Axes, distances: np.ndarray) -> None:
+    """Draws the dots of `distance_dots`."""
     for head, values in enumerate(distances.T):
         axes.plot(np.arange(1, len(values) + 1), values, "o", markersize=4, label=f"head {head + 1}")
     axes.set(xlabel="layer", ylabel="mean attention distance, pixels")
@@ -95,4 +130,3 @@ def distance_dots(distances: np.ndarray) -> Figure:
     axes.xaxis.get_major_locator().set_params(integer=True)
     if distances.shape[1] <= 6:
         axes.legend(frameon=False, fontsize="small")
-    return figure

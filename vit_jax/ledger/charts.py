@@ -50,3 +50,28 @@ def at(point: Mapping[str, Any], name: str) -> Any:
     """The value of a factor, or the mean of a figure."""
     value = point[name]
     return statistics.mean(value) if isinstance(value, (list, tuple)) else value
+
+
+def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: str):
+    """A panel for each figure, a line in it for each value of the factor `by`; axes are logarithmic.
+
+    Args:
+      rows: with a number for each figure.
+      figures: labels by the figures' names.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * len(figures), 4.2), layout="constrained")
+    places = sorted({row[x] for row in rows})
+    drawn = figure.subplots(1, len(figures), squeeze=False)[0]
+    for axes, (name, label) in zip(drawn, figures.items(), strict=True):
+        for value in dict.fromkeys(row[by] for row in rows):
+            ours = sorted((row for row in rows if row[by] == value), key=lambda row: row[x])
+            mark = "s--" if str(value).startswith("BiT") else "o-"
+            axes.plot([row[x] for row in ours], [row[name] for row in ours], mark, label=value)
+        axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=label)
+        axes.set_xticks(places, map(str, places))
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    return figure

@@ -1,5 +1,6 @@
 """Figures as Markdown tables."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -155,3 +156,42 @@ def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     ]
     count = sum(len(entry["paper"]) for entry in figures.values())
     return "; ".join(other) + "." if other else f"All {count} values are the paper's."
+
+
+def by_name(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """A line for each name: its figures in four digits."""
+    names = list(next(iter(figures.values()), {}))
+    lines = [[name, *(written(found[each]) for each in names)] for name, found in figures.items()]
+    return markdown_table(["", *names], lines)
+
+
+def against(points: Points, factor: str, one: str, figures: Sequence[str]) -> str:
+    """A sentence on each figure: its mean where the factor has the value `one`, and the others' range."""
+    sentences = []
+    for figure in figures:
+        means = [(point[factor], 100 * statistics.mean(point[figure])) for point in points]
+        own = [mean for value, mean in means if value == one]
+        others = [mean for value, mean in means if value != one]
+        if own and others:
+            span = f"{min(others):.1f} to {max(others):.1f} %"
+            sentences.append(f"{figure}: {one} has {own[0]:.1f} %, the others {span}")
+    return "; ".join(sentences) + "." if sentences else ""
+
+
+def slopes(points: Points, x: str, y: str, by: str) -> str:
+    """A sentence: the points of y that a doubling of x brings, by least squares, for each value of a factor.
+
+    Args:
+      x: a figure of each point, one number.
+      y: a figure with a list of shares of 1.
+    """
+    found = {}
+    for value in dict.fromkeys(point[by] for point in points):
+        ours = [point for point in points if point[by] == value]
+        places = [math.log2(point[x]) for point in ours]
+        if len(set(places)) > 1:
+            means = [100 * statistics.mean(point[y]) for point in ours]
+            found[value] = statistics.linear_regression(places, means).slope
+    ordered = sorted(found, key=found.get, reverse=True)
+    words = ", ".join(f"{short(value)} {found[value]:+.2f}" for value in ordered)
+    return f"Points of {y} that a doubling of {x} brings: {words}." if words else ""

@@ -1,0 +1,53 @@
+"""Attention rollout on many images: python -m vit_jax.experiment figure14 --out=DIR
+
+As figure 6, of whose runs it is, without choosing: the first images that there are.
+"""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vit_jax.inspection.figures import mosaic, overlay
+from vit_jax.ledger.looking import of_models, on_objects, seen_in
+from vit_jax.ledger.tables import markdown_table
+
+COLUMNS = 8
+
+
+def read(study):
+    """The images of each model, and those whose object is seen more than its share; None: not known."""
+    counts = {}
+    for name, seen in seen_in(study).items():
+        found = on_objects(seen)
+        more = found and sum(map(float.__gt__, found["weight"], found["share"]))
+        counts[name] = {"images": len(seen.images), "more": more}
+    return counts
+
+
+def table(figures):
+    """The counts."""
+    lines = [[name, found["images"], found["more"]] for name, found in figures.items()]
+    return markdown_table(("", "images", "of which the object is seen more than its share"), lines)
+
+
+def draw(study, figures):
+    """Each image beside what the first model sees of it."""
+    seen = next(iter(seen_in(study).values()))
+    pairs = map(lambda *pair: np.concatenate([pair[0], overlay(*pair)], axis=1), seen.images, seen.rollout)
+    columns = min(COLUMNS, len(seen.images))
+    shown = np.stack([*pairs])[: len(seen.images) // columns * columns]
+    height, width = shown.shape[1:3]
+    figure = Figure(figsize=(2 * columns, len(shown) / columns), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(mosaic(shown.reshape(-1, columns, height, width, 3), 1 + height // 16, 255))
+    axes.set_axis_off()
+    return {"figure14": figure}
+
+
+def finding(figures):
+    """A sentence: of how many images the object is seen more than its share."""
+    known = [f"{f['more']} of {f['images']} images in {name}" for name, f in figures.items() if f["more"]]
+    return f"More of the rollout than of the image is on the object in {', '.join(known)}." if known else ""
+
+
+CLAIM = "The class token attends to what is named, in images as they come."
+EXPERIMENT = of_models("Figure 14", CLAIM, read, table, draw, finding)

@@ -1,0 +1,57 @@
+"""Filters, positions and attention distance of a trained ViT: python -m vit_jax.experiment figure7 --out=DIR
+
+A ViT and a hybrid are trained on scattered digits; figures 6, 11 and 14 look at the same runs. Left, the
+principal components of the patch embedding's filters; centre, each position embedding's cosine similarity to
+all others; right, how far each head looks. The paper's own figure, of a released checkpoint:
+
+    python -m vit_jax.experiment figure7 --scale=paper --checkpoint=ViT-L_32.npz --images=FOLDER --out=DIR
+"""
+
+from matplotlib.figure import Figure
+
+from vit_jax.inspection.embeddings import filters, position_similarity
+from vit_jax.inspection.figures import draw_distances, draw_similarity, mosaic
+from vit_jax.ledger.looking import distance_table, distances, nearness, of_models, seen_in, span
+
+
+def read(study):
+    """Distances, and the similarity of positions of the first model."""
+    seen = next(iter(seen_in(study).values()))
+    return distances(study) | {"near": nearness(position_similarity(seen.model))}
+
+
+def draw(study, figures):
+    """The three panels, of the first model."""
+    seen, even = next(iter(seen_in(study).values())), next(iter(figures["even"].values()))
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    left, centre, right = figure.subplots(1, 3)
+    components = filters(seen.model, 28)
+    left.imshow(mosaic(components.reshape(4, 7, *components.shape[1:]), fill=1.0))
+    left.set_axis_off()
+    left.set_title("28 principal components of the filters", fontsize="medium")
+    image = draw_similarity(centre, position_similarity(seen.model))
+    figure.colorbar(image, ax=centre, shrink=0.7, label="cosine similarity")
+    draw_distances(right, seen.distance)
+    right.axhline(even, color="grey", linestyle=":")
+    return {"figure7": figure}
+
+
+def finding(figures):
+    """A sentence: how much alike neighbours' positions are, and how far the heads look."""
+    alike = ", ".join(f"{value:.2f} ({name})" for name, value in figures["near"].items())
+    (distance, *_), (even, *_) = (figures[name].values() for name in ("distance", "even"))
+    return (
+        f"Position embeddings' mean cosine similarity: {alike}. Heads look {span(distance[0])} pixels far in "
+        f"the first layer, {span(distance[-1])} in the last; all patches alike would be {even:.1f}."
+    )
+
+
+EXPERIMENT = of_models(
+    "Figure 7",
+    "Positions learn the grid, and some heads see all of the image in the first layer already.",
+    read=read,
+    table=distance_table,
+    draw=draw,
+    finding=finding,
+    runs_of="",
+)

@@ -1,0 +1,59 @@
+"""Depth, width, MLP, patches or all: python -m vit_jax.experiment figure8 --out=DIR
+
+From one base each is changed alone, and all together; few-shot accuracy stands against compute relative to
+the base's. Small ViTs learn seven of scikit-learn's digits and are evaluated on all ten, with one seed. The
+paper's base has 8 layers of width 1,024, MLPs of 2,048 and patches of 32, on JFT-300M, 5-shot on ImageNet.
+"""
+
+from vit_jax.ledger.charts import lines
+from vit_jax.ledger.laptop import short_run
+from vit_jax.ledger.paper_scale import FIVE_SHOT, FIVE_SHOT_FIGURE
+from vit_jax.ledger.stages import grid
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import listing, slopes
+
+# Layers, width, MLP, patch, and the width of a head.
+BASES = {"laptop": (4, 64, 128, 4, 16), "paper": (8, 1024, 2048, 32, 64)}
+STEPS, LAPTOP = 400, "fewshot/digits/10"
+# Factors of layers, width and MLP, and a divisor of the patch, by what is changed and the factor's name.
+SHAPES = {("base", 1): (1, 1, 1, 1), ("all", 0.5): (0.5,) * 4, ("all", 1.5): (1.5, 1.5, 1.5, 2)}
+for _factor in (0.5, 2, 4):
+    SHAPES |= {("depth", _factor): (_factor, 1, 1, 1), ("width", _factor): (1, _factor, 1, 1)}
+    SHAPES |= {("MLP", _factor): (1, 1, _factor, 1)}
+    SHAPES |= {("patch", min(_factor, 2)): (1, 1, 1, min(_factor, 2))}
+CHANGED = tuple(dict.fromkeys(what for what, _ in SHAPES))
+
+
+def pretrained(study, changed, factor, seed):
+    """A run at either scale."""
+    if (changed, factor) not in SHAPES:
+        return None
+    *base, patch, head = BASES[study.scale]
+    *times, finer = SHAPES[changed, factor]
+    depth, dim, hidden = (int(size * by) for size, by in zip(base, times, strict=True))
+    shape = {"model__name": f"ViT-B/{int(patch / finer)}", "model__depth": depth, "model__dim": dim}
+    shape |= {"model__hidden": hidden, "model__heads": dim // head}
+    return short_run(STEPS, **shape) if study.scale == "laptop" else ("vit_b32_jft", shape | FIVE_SHOT)
+
+
+def read(study):
+    """Few-shot accuracies and compute; the base, whose compute is 1, stands with each of what is changed."""
+    name = LAPTOP if study.scale == "laptop" else FIVE_SHOT_FIGURE
+    points = study.points("pretrained", "accuracy", "exaflops", name)
+    if not points or points[0]["changed"] != "base":
+        return []
+    unit = points[0]["exaflops"][0]
+    for point in points:
+        point["compute"], point["few-shot"] = point.pop("exaflops")[0] / unit, point.pop(name)
+    return [points[0] | {"changed": what} for what in CHANGED[1:]] + points[1:]
+
+
+SHARED = dict(
+    claim="Depth helps most and width least; smaller patches help without more parameters.",
+    stages=(grid("pretrained", {"changed": CHANGED, "factor": (1, 0.5, 1.5, 2, 4)}, pretrained),),
+    read=read,
+    table=lambda figures: listing(figures, ("changed", "factor", "compute"), ("few-shot", "accuracy")),
+    draw=lambda study, figures: {"figure8": lines(figures, "compute", "few-shot", by=["changed"])},
+    finding=lambda figures: slopes(figures, "compute", "few-shot", "changed"),
+)
+EXPERIMENT = Experiment(**SHARED, place="Figure 8", paper=Experiment(**SHARED), minutes=18)

@@ -1,0 +1,55 @@
+"""Position embeddings: python -m vit_jax.experiment table8 --out=DIR
+
+None, one vector for each patch, one for each row and column, or relative ones; added once, at the stem, or
+before every layer, each with its own or all with a shared one. The quickstart's ViT learns seven of
+scikit-learn's digits; few-shot is on all ten, ten images of each. The paper's are of ViT-B/16 on JFT-300M,
+5-shot on ImageNet: other data, so orderings can be compared, not values.
+"""
+
+from vit_jax import published
+from vit_jax.ledger.laptop import short_run
+from vit_jax.ledger.paper_scale import FIVE_SHOT, FIVE_SHOT_FIGURE
+from vit_jax.ledger.stages import grid
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import against, listing
+
+PAPER = published.table("table8")
+CELLS = {"position": ("none", "1d", "2d", "relative"), "where": ("stem", "every", "shared")}
+STEPS = 500
+LAPTOP = "fewshot/digits/10"
+FIGURES = ("few-shot", "upstream", "paper, few-shot")
+
+
+def pretrained(study, position, where, seed):
+    """A run at either scale; None where the paper's table has no such cell."""
+    if PAPER.figure(where, position=position) is None:
+        return None
+    values = {"model__position": position, "model__position_at": where}
+    if study.scale == "paper":
+        return "vit_b16_jft", values | FIVE_SHOT
+    return short_run(STEPS, **values)
+
+
+def read(study):
+    """Accuracies of each cell, few-shot and upstream, and the paper's few-shot."""
+    name = LAPTOP if study.scale == "laptop" else FIVE_SHOT_FIGURE
+    points = study.points("pretrained", "accuracy", name)
+    for point in points:
+        point["few-shot"], point["upstream"] = point.pop(name), point.pop("accuracy")
+        point["paper, few-shot"] = [PAPER.figure(point["where"], position=point["position"]) / 100]
+    return points
+
+
+def scaled(seeds, **more):
+    """The experiment at one scale."""
+    return Experiment(
+        claim="Any position embedding is much better than none, and the kinds hardly differ.",
+        stages=(grid("pretrained", CELLS, pretrained, seeds),),
+        read=read,
+        table=lambda figures: listing(figures, tuple(CELLS), FIGURES),
+        finding=lambda figures: against(figures, "position", "none", FIGURES),
+        **more,
+    )
+
+
+EXPERIMENT = scaled((0, 1, 2), place="Table 8", paper=scaled((0,)), minutes=18)

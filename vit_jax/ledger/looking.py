@@ -1,0 +1,200 @@
+"""Figures 6, 7, 11 and 14 look at trained models: of runs, or checkpoints and a folder of images.
+
+Attention, filters and positions are those of `vit_jax.inspection`.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.ledger.laptop import config
+from vit_jax.ledger.stages import grid
+from vit_jax.ledger.study import Experiment, Figures, Study
+from vit_jax.ledger.tables import markdown_table
+
+MODELS, STEPS = ("ViT-64x4/4", "R14x1/4+ViT-64x4/4"), 3000
+RECIPE = {"batch_size": 64, "optimizer__learning_rate": 1e-3, "data__test_split": "test[:2000]"}
+FLAGS = {
+    "checkpoint": dict(nargs="+", help="for --scale=paper: a ViT, and for figure 11 a hybrid"),
+    "images": dict(help="for --scale=paper: a folder of images"),
+}
+NEEDS = "for --scale=paper alone: --checkpoint=ViT-L_16.npz R50+ViT-L_16.npz and --images=FOLDER"
+IMAGES = 128  # As many as the paper averages distances over.
+
+
+def of_models(
+    place: str,
+    claim: str,
+    read: Callable[[Study], Figures],
+    table: Callable[[Figures], str],
+    draw: Callable[[Study, Figures], Mapping[str, Any]],
+    finding: Callable[[Figures], str],
+    runs_of: str = "figure7",
+) -> Experiment:
+    """An experiment on a ViT and a hybrid: those of figure 7's runs, or checkpoints that are given."""
+    shared = dict(read=read, table=table, draw=draw, finding=finding)
+    own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=20)
+    return Experiment(
+        claim, place=place, paper=Experiment("", **shared), needs=NEEDS, runs_of=runs_of, **own, **shared
+    )
+
+
+def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
+    """A run on scattered digits, of which each labelled object is known."""
+    return config(model, "digits", 100_000, STEPS), RECIPE
+
+
+TRAINED = grid("trained", {"model": MODELS}, trained)
+
+
+class Seen(NamedTuple):
+    """A model and what it looks at.
+
+    Attributes:
+      model: a TokenModel.
+      images: uint8 `[images, height, width, 3]`.
+      masks: bool `[images, height, width]`, where the labelled object is; None where it is not known.
+      rollout: `[images, rows, columns]`, the patches' shares in the output; they sum to 1.
+      distance: `[layers, heads]`, mean attention distance in pixels.
+    """
+
+    model: object
+    images: np.ndarray
+    masks: np.ndarray | None
+    rollout: np.ndarray
+    distance: np.ndarray
+
+
+def seen_in(study: Study) -> dict[str, Seen]:
+    """The sights of each finished run of the stage `trained` on its test images, by its model's name.
+
+    At the paper's scale it is each checkpoint, by its file's name, and the folder's images.
+
+    Raises:
+      UserError: there is no checkpoint or folder given; a model has no attention that can be shown.
+    """
+    if study.scale == "laptop":
+        return {t.factors["model"]: seen_by(str(t.job.workdir)) for t in study.finished("trained")}
+    checkpoints, images = study.options["checkpoint"], study.options["images"]
+    if not checkpoints or not images:
+        raise UserError("the paper's scale needs --checkpoint=ViT-L_16.npz and --images=FOLDER")
+    return {Path(checkpoint).stem: seen_by(checkpoint, images) for checkpoint in checkpoints}
+
+
+@functools.cache
+def seen_by(checkpoint: str, folder: str = "") -> Seen:
+    """The sights of a checkpoint's model on a folder's images, or of the first test images of its run.
+
+    Raises:
+      UserError: the model has no attention that can be shown; no image can be read.
+    """
+    from vit_jax.inspection.attention_maps import check_attends
+    from vit_jax.inspection.drawing import look
+    from vit_jax.load import build_model
+    from vit_jax.runs.workdir import checkpoint_crop, open_any
+
+    opened = open_any(checkpoint)
+    model = build_model(opened, say=str)
+    check_attends(model)
+    crop = checkpoint_crop(opened, model.image_size)
+    images, masks = images_of_folder(folder, crop) if folder else test_images(Path(checkpoint), crop)
+    seen = look(model, images, 16)
+    return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
+
+
+def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
+    """Images of a folder, of which no masks are known."""
+    from vit_jax.data.image_files import ImageFiles, find_images, read_images
+
+    return read_images(ImageFiles(find_images([folder])), crop, IMAGES)[1], None
+
+
+def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
+    """The first test images of a run on the source `scattered`, and where the labelled object of each is."""
+    from vit_jax.runs.splits import open_splits
+    from vit_jax.runs.workdir import saved_run
+
+    source = open_splits(saved_run(workdir).config).test
+    images = np.stack([crop(source[index].image) for index in range(IMAGES)])
+    objects = [source.objects(index) for index in range(IMAGES)]
+    return images, np.stack([each.seen == each.main for each in objects])
+
+
+@functools.cache
+def positions_of(workdir: Path) -> np.ndarray:
+    """Cosine similarity of a run's position embeddings, `[rows, columns, rows, columns]`."""
+    import vit_jax
+    from vit_jax.inspection.embeddings import position_similarity
+
+    return position_similarity(vit_jax.load_model(workdir, say=str))
+
+
+# Figures.
+
+
+def distances(study: Study) -> dict[str, Any]:
+    """Mean attention distance of models, `[layers][heads]` in pixels, and of a head that sees all alike."""
+    seen = seen_in(study)
+    return {
+        "distance": {name: one.distance.tolist() for name, one in seen.items()},
+        "even": {name: even_distance(one.model) for name, one in seen.items()},
+    }
+
+
+def distance_table(figures: Figures) -> str:
+    """The nearest and the farthest looking head of each layer, by model."""
+    layers = max((len(layers) for layers in figures["distance"].values()), default=0)
+    lines = [
+        [name, *(span(heads) for heads in distance), *[""] * (layers - len(distance))]
+        for name, distance in figures["distance"].items()
+    ]
+    head = [
+        "mean attention distance of the heads, pixels",
+        *(f"layer {1 + layer}" for layer in range(layers)),
+    ]
+    return markdown_table(head, lines)
+
+
+def span(heads: list[float]) -> str:
+    """The least and the greatest of some values."""
+    return f"{min(heads):.1f} to {max(heads):.1f}"
+
+
+def nearness(similarity: np.ndarray) -> dict[str, float]:
+    """The mean similarity of position embeddings: of neighbours, of one row or column, of all others.
+
+    Args:
+      similarity: `[rows, columns, rows, columns]`.
+    """
+    rows, columns = np.indices(similarity.shape[:2]).reshape(2, -1)
+    down, right = (abs(places[:, None] - places[None]) for places in (rows, columns))
+    flat = similarity.reshape(len(rows), -1)
+    neighbours, line = down + right == 1, (down == 0) ^ (right == 0)
+    groups = {"neighbours": neighbours, "one row or column": line, "others": (down > 0) & (right > 0)}
+    return {name: float(flat[chosen].mean()) for name, chosen in groups.items() if chosen.any()}
+
+
+def on_objects(seen: Seen) -> dict[str, list[float]] | None:
+    """The rollout's weight on the labelled object of each image, and the object's share of the image.
+
+    A patch's weight is spread evenly over it. None where masks are not known.
+    """
+    if seen.masks is None:
+        return None
+    count, rows, columns = seen.rollout.shape
+    height, width = seen.masks.shape[1] // rows, seen.masks.shape[2] // columns
+    covered = seen.masks.reshape(count, rows, height, columns, width).mean((2, 4))
+    weight, share = (seen.rollout * covered).sum((1, 2)), seen.masks.mean((1, 2))
+    return {"weight": weight.tolist(), "share": share.tolist()}
+
+
+def even_distance(model) -> float:
+    """The attention distance in pixels of a head that attends to all patches alike."""
+    from vit_jax.inspection.attention_maps import attention_distance
+
+    tokens = model.patch_tokens.stop
+    return float(attention_distance(model, [np.ones((1, 1, tokens, tokens))])[0, 0])
