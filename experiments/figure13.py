@@ -1,8 +1,8 @@
 """Axial attention beside full attention: python -m vit_jax.experiment figure13 --out=DIR
 
 Each layer of an Axial-ViT is a row layer and a column layer (appendix D.6): twice the parameters, and
-attention over a row or a column in place of all patches. Two sizes of both on 100,000 images of `glyphs`, two
-seeds each; accuracy over compute, and over the seconds of training. AxialResNet50 is not built.
+attention over a row or a column in place of all patches. Two sizes of both on 100,000 images of `letters`,
+two seeds each; accuracy over compute, and over the seconds of training. AxialResNet50 is not built.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ def pretrained(study, size, attention, seed):
     """A run; at the paper's scale on JFT-300M, the Axial-ViT by the rate of its ViT."""
     if size in PAPER:
         return PAPER[size], FIVE_SHOT | {"model__name": KINDS[attention] + size}
-    return config(KINDS[attention] + size, steps=STEPS), {}
+    return config(KINDS[attention] + size, steps=STEPS, size=32), {}
 
 
 def read(study):

@@ -1,9 +1,9 @@
 """Accuracy over pre-training compute: python -m vit_jax.experiment figure5 --out=DIR
 
-Three sizes of three families on 1,000,000 images of `glyphs`, for 1,000, 2,000 and 4,000 steps: no image is
+Three sizes of three families on 1,000,000 images of `letters`, for 500, 1,000 and 2,000 steps: no image is
 seen twice. Compute is counted as in table 6, 3 x 2 x multiply-adds of an image. A power law of the error is
 fitted to each family, with the interval that 90 % of resampled fits are in. Learning rates are chosen by runs
-of 1,000 steps on other images. The smallest models have three seeds.
+of 500 steps on other images. The smallest models have three seeds.
 """
 
 from vit_jax.ledger.charts import lines
@@ -13,7 +13,7 @@ from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing
 
-FACTORS = {"model": [model for members in MODELS.values() for model in members], "steps": (1000, 2000, 4000)}
+FACTORS = {"model": [model for members in MODELS.values() for model in members], "steps": (500, 1000, 2000)}
 RATES = {"optimizer__learning_rate": (1e-3, 3e-3)}
 SMALL = [members[0] for members in MODELS.values()]
 
@@ -39,7 +39,7 @@ def read(study):
 EXPERIMENT = Experiment(
     claim="At equal compute Transformers beat ResNets, and hybrids beat both at small compute alone.",
     place="Figure 5",
-    stages=at_best("pretrained", FACTORS, pretrained, RATES, shorter(1000)),
+    stages=at_best("pretrained", FACTORS, pretrained, RATES, shorter(500)),
     read=read,
     table=lambda figures: listing(figures["points"], ("model", "steps"), ("accuracy", "few-shot")),
     draw=lambda study, figures: {"figure5": lines(figures["points"], "exaflops", by=["model"])},

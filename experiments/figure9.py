@@ -1,6 +1,6 @@
 """A class token or pooled patches, each by its rate: python -m vit_jax.experiment figure9 --out=DIR
 
-The small ViT on 100,000 images of `glyphs`, with a class token and with the mean of the patches (GAP), each
+The small ViT on 100,000 images of `letters`, with a class token and with the mean of the patches (GAP), each
 at four learning rates. The few-shot figure is of an alphabet that it has not seen. Three seeds each.
 """
 

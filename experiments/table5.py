@@ -10,7 +10,7 @@ from vit_jax.ledger.stages import transfer
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import listing
 
-FIGURES = ("glyphs", "cyrillic, fine-tuned", *(f"{name}, 10-shot" for name in DOWNSTREAM))
+FIGURES = ("letters", "cyrillic, fine-tuned", *(f"{name}, 10-shot" for name in DOWNSTREAM))
 
 
 def read(study):
@@ -19,7 +19,7 @@ def read(study):
     tuned = {(p["model"], p["images"]): p["accuracy"] for p in study.points("finetuned", "accuracy")}
     points = study.points("pretrained", "accuracy", *shots)
     return [
-        {"model": point["model"], "images": point["images"], "glyphs": point["accuracy"]}
+        {"model": point["model"], "images": point["images"], "letters": point["accuracy"]}
         | {"cyrillic, fine-tuned": tuned.get((point["model"], point["images"]), [])}
         | {name: point[key] for key, name in shots.items()}
         for point in points

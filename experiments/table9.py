@@ -1,7 +1,7 @@
 """Transfer to tasks of 1,000 images: python -m vit_jax.experiment table9 --out=DIR
 
 VTAB gives each task 1,000 training images. At laptop scale the tasks are five collections of scattered
-images: the small ViT is pre-trained once on 100,000 images of `glyphs` and fine-tuned on 1,000 of each,
+images: the small ViT is pre-trained once on 100,000 images of `letters` and fine-tuned on 1,000 of each,
 beside as many steps from random parameters. Of two rates 200 of the images choose, training on 800. Three
 seeds of fine-tuning.
 """
@@ -14,7 +14,7 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import means, pivot, ranking
 
 MODEL, STEPS, TUNING_STEPS = "ViT-32x4/4", 2500, 100
-FACTORS = {"task": ("digits", *DOWNSTREAM), "start": ("glyphs", "random parameters")}
+FACTORS = {"task": ("digits", *DOWNSTREAM), "start": ("letters", "random parameters")}
 HELD_OUT = {"data__train_split": "train[:800]", "data__test_split": "train[800:1000]"}
 
 
@@ -26,7 +26,7 @@ def pretrained(study, seed):
 def finetuned(study, task, start, optimizer__learning_rate, seed):
     """A run on 1,000 images; None where its network is missing."""
     values = dict(optimizer__learning_rate=optimizer__learning_rate)
-    if start == "glyphs":
+    if start == "letters":
         values["finetune__checkpoint"] = study.workdir("pretrained")
     missing = values.get("finetune__checkpoint", "") is None
     return None if missing else (config(MODEL, task, 1000, TUNING_STEPS), values)

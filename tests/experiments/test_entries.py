@@ -63,7 +63,7 @@ def test_entry_goes_from_its_stages_to_a_table_and_a_finding(name, made_up, tmp_
     assert text.rstrip().splitlines()[-1].endswith(".")  # The finding.
 
 
-@pytest.mark.parametrize("name", [*(set(ENTRIES) - {"followups", "grid"}), "objectnet"])
+@pytest.mark.parametrize("name", [*sorted({*ENTRIES} - {"followups", "grid"}), "objectnet"])
 def test_entry_at_the_papers_scale_makes_its_table(name, made_up, tmp_path):
     rows = [line for line in conducted(name, "paper", tmp_path / "out").splitlines() if line.startswith("| ")]
     assert made_up and len(rows) > 2
@@ -104,7 +104,7 @@ def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up
     assert [trial.factors["start"] for trial in choices(here)] == ["none", "none"]
     here.run(pretrained(here), lambda: None)
     assert [trial.factors["start"] for trial in choices(here)] == ["none", "none", "some", "some"]
-    assert here.trials[0].job.flags[0].endswith("images=20000,steps=7")
+    assert "images=20000,steps=7," in here.trials[0].job.flags[0]
     assert any("finetune.checkpoint" in flag for flag in choices(here)[-1].job.flags)
 
 

@@ -45,7 +45,7 @@ def of_models(
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
     """A run on scattered digits, of which each labelled object is known."""
-    return config(model, "digits", 100_000, STEPS), RECIPE
+    return config(model, "digits", 100_000, STEPS, size=32), RECIPE
 
 
 TRAINED = grid("trained", {"model": MODELS}, trained)
