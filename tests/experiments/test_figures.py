@@ -83,7 +83,7 @@ def test_one_stands_against_the_range_of_the_others():
 def test_figures_by_name_are_a_line_each():
     assert by_name({"a": {"x": 0.51239}, "b": {"x": 2000.0}}).splitlines()[2:] == [
         "| a | 0.5124 |",
-        "| b | 2,000.0 |",
+        "| b | 2,000 |",
     ]
 
 

@@ -24,8 +24,12 @@ def spread(values: Iterable[float]) -> str:
 
 
 def written(figure: float | None) -> str:
-    """A figure in four digits or more; nothing, if there is none."""
-    return "" if figure is None else f"{figure:,.1f}" if abs(figure) >= 1000 else f"{figure:.4g}"
+    """A figure in four digits or more, a whole number as one; nothing, if there is none."""
+    if figure is None:
+        return ""
+    if figure == int(figure):
+        return f"{figure:,.0f}"
+    return f"{figure:,.1f}" if abs(figure) >= 1000 else f"{figure:.4g}"
 
 
 def short(value: Any) -> str:
