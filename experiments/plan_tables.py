@@ -79,7 +79,6 @@ EXPERIMENT = Experiment(
     claim="The paper's pre-training runs take the core-days that table 2 prints.",
     read=read,
     table=table,
-    place="Table 2",
     needs='pip install -e ".[plan]"',
     minutes=60,
 )

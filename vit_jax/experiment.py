@@ -90,14 +90,15 @@ def load(name: str) -> Experiment:
 def print_list() -> None:
     """Prints a paragraph for each experiment, in the ledger's order, and the hours of all."""
     known, recorded = {name: load(name) for name in names()}, records()
-    minutes = 0.0
+    minutes = {"of the paper": 0.0, "our own": 0.0}
     for name in sorted(known, key=lambda name: ledger_page.order(known[name].place, name)):
         experiment = known[name]
         print(f"{name} ({experiment.place or 'our own'}): {experiment.claim}")
         if experiment.read is not None:
             shared = f", by the runs of {experiment.runs_of}" if experiment.runs_of else ""
             print(f"    here: {duration(60 * experiment.minutes)} on two cores{shared}")
-            minutes += 0 if experiment.runs_of else experiment.minutes
+            whose = "of the paper" if experiment.place else "our own"
+            minutes[whose] += 0 if experiment.runs_of else experiment.minutes
         if experiment.paper is not None:
             print("    the paper's scale: --scale=paper" + price(recorded, name))
         if experiment.needs:
@@ -105,7 +106,8 @@ def print_list() -> None:
         for key in (name, f"{name}-paper"):
             if key in recorded:
                 print(f"    {key.removeprefix(name).removeprefix('-') or 'here'}: {how_far(recorded[key])}")
-    print(f"{len(known)} experiments; all of them here: {duration(60 * minutes)} on two idle cores")
+    hours = ", ".join(f"{duration(60 * time)} those {whose}" for whose, time in minutes.items())
+    print(f"{len(known)} experiments; here, on two idle cores: {hours}")
 
 
 def price(recorded: dict, name: str) -> str:
