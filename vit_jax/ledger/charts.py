@@ -1,5 +1,6 @@
 """Pictures of figures: lines over a factor, with the deviation of seeds."""
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,10 +66,11 @@ def panels(rows: Points, x: str, xlabel: str, figures: Mapping[str, str], by: st
     places = sorted({row[x] for row in rows})
     drawn = figure.subplots(1, len(figures), squeeze=False)[0]
     for axes, (name, label) in zip(drawn, figures.items(), strict=True):
-        for value in dict.fromkeys(row[by] for row in rows):
+        for mark, value in zip(
+            itertools.cycle("os^Dv"), dict.fromkeys(row[by] for row in rows), strict=False
+        ):
             ours = sorted((row for row in rows if row[by] == value), key=lambda row: row[x])
-            mark = "s--" if str(value).startswith("BiT") else "o-"
-            axes.plot([row[x] for row in ours], [row[name] for row in ours], mark, label=value)
+            axes.plot([row[x] for row in ours], [row[name] for row in ours], f"{mark}-", label=value)
         axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=label)
         axes.set_xticks(places, map(str, places))
         axes.minorticks_off()
