@@ -9,8 +9,12 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """A mistake the user can mend: commands print it as one line and exit with code 2.
 
-    The message says what was wrong, where, and what would be right.
+    The message says what was wrong, where, and what would be right. It is one line, whatever names of a
+    file's own are in it.
     """
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.splitlines()))
 
 
 def mistake(error: BaseException) -> str | None:
