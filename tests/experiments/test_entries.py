@@ -111,7 +111,7 @@ def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up
 def test_high_resolution_is_imagenets_alone(made_up, tmp_path):
     here = Study(tmp_path, {})
     here.run([study.Trial("pretrained", {"model": "a"}, here.job("a"))], lambda: None)
-    stages = fine_tuning(["a"], ["imagenet2012", "cifar10"], high_resolution={"a": 512})
+    stages = fine_tuning({"a": ("vit_b16_jft",)}, ["imagenet2012", "cifar10"], high_resolution={"a": 512})
     imagenet, cifar = stages[0](here)[0].job.flags, stages[2](here)[0].job.flags
     assert imagenet[0].endswith("dataset=imagenet2012,size=512") and cifar[0].endswith("dataset=cifar10")
     assert "--config.optimizer.average=0.9999" in imagenet
@@ -179,3 +179,12 @@ def test_means_are_ranked_and_figures_may_stand_among_the_factors():
         "| sgd | 3 | 60.00 ± 14.14 |",
         "| adam | 8 | 75.00 |",
     ]
+
+
+def test_rate_for_resnets_is_tried_for_them_alone(tmp_path, monkeypatch):
+    study = Study(tmp_path, {}, scale="paper")
+    monkeypatch.setattr(study, "workdir", lambda stage, **factors: tmp_path / factors["model"])
+    models = {"vit": ("vit_b16_jft",), "bit": ("bit_r50x1_jft",), "hybrid": ("r50_vit_b16_jft",)}
+    compare, _ = fine_tuning(models, ["imagenet2012"])
+    tried = {(t.factors["model"], t.factors["optimizer__learning_rate"]) for t in compare(study)}
+    assert tried == {(m, r) for m in models for r in (0.003, 0.01, 0.03)} | {("bit", 0.06), ("hybrid", 0.06)}

@@ -3,15 +3,20 @@
 Values of the config are written with two underscores for a dot, as `Study.job` takes them.
 """
 
+import functools
 import itertools
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from vit_jax.command import read_config
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import short
-from vit_jax.recipes import TRANSFER
+from vit_jax.recipes import finetune
+from vit_jax.runs.jobs import CONFIGS
+from vit_jax.runs.rate_search import held_out_splits
+from vit_jax.runs.warm_start import has_resnet
 
 Stage = Callable[[Study], list[Trial]]
 # Makes a run's config and the values that it changes, of a study and the run's factors; None: there is none.
@@ -124,7 +129,7 @@ def transfer(
         claim="",
         stages=(
             pretraining(models),
-            *fine_tuning(tuple(models), tuple(data_sets.values()), high_resolution=high_resolution or {}),
+            *fine_tuning(models, tuple(data_sets.values()), high_resolution=high_resolution or {}),
         ),
         read=lambda study: {row: by_model(study, name) for row, name in data_sets.items()},
         published=table,
@@ -146,34 +151,45 @@ def pretraining(models: Mapping[str, tuple]) -> Stage:
 
 
 def fine_tuning(
-    models: Sequence[str],
+    models: Mapping[str, tuple],
     data_sets: Sequence[str],
     seeds: Sequence[int] = (0, 1, 2),
     high_resolution: Mapping[str, int] = {},
 ) -> list[Stage]:
     """Stages of fine-tuning from the runs of `pretraining`, as table 4: rates on held-out images first.
 
+    The rates and the held-out images are those of `python -m vit_jax.sweep`; some are for ResNets alone.
+
     Args:
+      models: as of `pretraining`.
       high_resolution: pixels of ImageNet's images by model, where they are not 384; with them the parameters
         are averaged (table 2).
     """
     stages = []
     for data_set in data_sets:
-        row = TRANSFER[data_set]
+        recipe = finetune(data_set)
 
-        def make(study, model, optimizer__learning_rate, seed, data_set=data_set):
+        def make(study, model, optimizer__learning_rate, seed, data_set=data_set, recipe=recipe):
             checkpoint = study.workdir("pretrained", model=model)
+            if optimizer__learning_rate not in recipe.sweep.rates and not is_resnet(models[model][0]):
+                return None
             values = dict(finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate)
             size = high_resolution.get(model, 0) if data_set == "imagenet2012" else 0
             values |= {"optimizer__average": 0.9999} if size else {}
             config = f"finetune:dataset={data_set}" + (f",size={size}" if size else "")
             return checkpoint and (config, values)
 
-        kept = f"{100 - row.held_out}%"
-        held_out = dict(data__train_split=f"train[:{kept}]", data__test_split=f"train[{kept}:]")
-        choices = {"optimizer__learning_rate": row.rates}
-        stages += at_best(data_set, {"model": models}, make, choices, held_out, seeds)
+        train_split, dev_split = held_out_splits(recipe)
+        held_out = dict(data__train_split=train_split, data__test_split=dev_split)
+        choices = {"optimizer__learning_rate": (*recipe.sweep.rates, *recipe.sweep.resnet_rates)}
+        stages += at_best(data_set, {"model": tuple(models)}, make, choices, held_out, seeds)
     return stages
+
+
+@functools.cache
+def is_resnet(config: str) -> bool:
+    """True for a config in configs/ whose model is a BiT or a hybrid."""
+    return has_resnet(read_config(str(CONFIGS / f"{config}.py")))
 
 
 def vtab(models: Mapping[str, tuple], tasks: Mapping[str, str]) -> Experiment:
