@@ -11,6 +11,7 @@ poly) and each probability are for testing, chosen by a fixed seed.
 The photographs' licence is CC BY-NC-SA 4.0: not for commercial use.
 """
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -122,6 +123,7 @@ def test_cells(cells: Sequence[Cell]) -> set[int]:
     }
 
 
+@functools.cache
 def predictions(workdir: Path, images: Path) -> tuple[np.ndarray, np.ndarray]:
     """The likeliest class of each test image by a run's model, and the right one."""
     config = from_json((workdir / CONFIG).read_text())
@@ -138,6 +140,7 @@ def likeliest(model: nnx.Module, images: jax.Array) -> jax.Array:
     return jnp.argmax(model(images), axis=-1)
 
 
+@functools.cache
 def logistic_regression(images: Path) -> tuple[np.ndarray, np.ndarray]:
     """Predictions of scikit-learn, cross-validated, from 32x32 grey pixels, and the right classes."""
     from sklearn.linear_model import LogisticRegression

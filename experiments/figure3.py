@@ -3,8 +3,8 @@
 Three families in two sizes are pre-trained on the first 1,000 to 100,000 images of `letters`, the smallest on
 1,000,000 too. Every run takes as many steps, so that only the number of images varies. Rates, and on 1,000
 images weight decay, dropout and label smoothing, are chosen by runs of a third of the steps on other
-images. Then each is fine-tuned on 2,000 images of an alphabet that it has not seen. The smaller models have
-three seeds, the others one. Figure 4 and table 5 read the same runs.
+images. Then each is fine-tuned on 2,000 images of an alphabet that it has not seen, all by one rate. The
+smaller models have three seeds, the others one. Figure 4 and table 5 read the same runs.
 """
 
 from vit_jax.ledger.charts import lines

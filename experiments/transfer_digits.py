@@ -11,6 +11,7 @@ seed) and their own penalty of least squares: those that are best on training im
 images are looked at once.
 """
 
+import functools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def read(study: Study) -> dict:
     networks = {trial.factors["seed"]: trial.job.workdir for trial in study.finished("pretrained")}
     penalties, frozen = {}, {}
     for start in STARTS if len(networks) == len(SEEDS) else ():
-        penalties[start], frozen[start] = by_shots([network(networks[s], start, s) for s in SEEDS])
+        penalties[start], frozen[start] = by_shots(start, tuple(networks[seed] for seed in SEEDS))
     return {
         "held_out": study.points("trained-choices", "accuracy"),
         "tests": study.points("trained", "accuracy"),
@@ -83,8 +84,10 @@ def network(workdir: Path, start: str, seed: int) -> nnx.Module:
     return vit_jax.create_model(num_classes=len(OLD), seed=seed, **arguments)
 
 
-def by_shots(models: Sequence[nnx.Module]) -> tuple[float, dict[str, list[float]]]:
+@functools.cache
+def by_shots(start: str, workdirs: tuple[Path, ...]) -> tuple[float, dict[str, list[float]]]:
     """The best penalty, and few-shot accuracies on the new digits: of all networks and choices of images."""
+    models = [network(workdir, start, seed) for workdir, seed in zip(workdirs, SEEDS, strict=True)]
     train = open_source("digits", SHOTS_FROM, only=NEW)
 
     def found(split: str, penalties: Sequence[float]) -> list[Accuracy]:
