@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> None:
     else:
         experiment = load(name)
         given = parse(name, experiment, [argument for argument in arguments if argument != name])
-        out, plan, scale, steps = (given.pop(key) for key in ("out", "plan", "scale", "steps"))
-        study = Study(out, given, lambda line: print(line, flush=True), scale, steps=steps)
+        out, plan, scale, shortened = (given.pop(key) for key in ("out", "plan", "scale", "steps"))
+        study = Study(out, given, lambda line: print(line, flush=True), scale, steps=shortened)
         if plan:
             show_plan(known_trials(experiment.at(scale), study))
         else:
@@ -141,10 +141,19 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
     parser.add_argument(
         "--scale", choices=("laptop", "paper"), default="laptop", help="the paper's needs its data and pods"
     )
-    parser.add_argument("--steps", type=int, help="of each run, to try all of it; such runs are not recorded")
+    parser.add_argument(
+        "--steps", type=steps, help="of each run, to try all of it; such runs are not recorded"
+    )
     for option, values in experiment.options.items():
         parser.add_argument(f"--{option}", **values)
     return vars(parser.parse_args(arguments))
+
+
+def steps(text: str) -> int:
+    """The value of `--steps`: a whole number above 0."""
+    if (number := int(text)) < 1:
+        raise ValueError(text)  # The parser says it, with the flag's name.
+    return number
 
 
 def show_plan(trials: list[Trial]) -> None:

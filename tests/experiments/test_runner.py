@@ -173,6 +173,13 @@ def test_figures_of_a_run_are_of_its_last_evaluation_and_its_history_of_all(tmp_
     assert found.history["accuracy"] == [0.55, 0.5] and found.history["fewshot/a/5"] == [0.5, 0.4]
 
 
+def test_line_that_another_process_is_writing_is_left_out(tmp_path):
+    finish(tmp_path / "run", 0.5)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "test/accu')
+    assert outcome(Job(tmp_path / "run", ())).figures["accuracy"] == 0.5
+
+
 def test_best_figure_is_that_of_early_stopping(file, runs, tmp_path):
     made = Study(tmp_path / "out", {})
     conduct("widths", experiment.load(file), made)
@@ -197,6 +204,16 @@ def test_record_says_how_the_figures_were_made(recorded):
     assert record["seconds"] == 24 and record["seeds"] == [0, 3]
     assert record["command"] == "python -m vit_jax.experiment widths --out=DIR"
     assert record["figures"][0]["width"] == 32 and record["versions"]["jax"] == "0.10.2"
+
+
+def test_runs_after_a_failed_choice_are_recorded_too(recorded, file):
+    record, out = recorded
+    failed = out / "widths-choices" / "width32_rate0.1_seed0"
+    (failed / "metrics.jsonl").unlink()
+    failed.with_name(f"{failed.name}.failed").write_text("no memory\n")
+    again = make_record("widths", experiment.load(file), [out])
+    assert again["runs"] == {"finished": 7, "known": 8, "failed": 1}
+    assert again["figures"] == record["figures"]
 
 
 def test_record_of_a_part_says_so_and_does_not_replace_a_larger_one(recorded, file, tmp_path):
@@ -308,6 +325,12 @@ def test_pivot_has_a_cell_for_each_pair_and_none_for_what_was_not_run():
 def test_mistake_is_one_line(arguments, message):
     with pytest.raises(UserError, match=message):
         experiment.main(arguments)
+
+
+def test_steps_below_one_are_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        experiment.main(["quickstart", "--out=out", "--steps=0"])
+    assert ended.value.code == 2 and "--steps: invalid steps value: '0'" in capsys.readouterr().err
 
 
 def test_file_without_an_experiment_is_named(tmp_path):

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
       folders: the study's, or folders in which its runs lie under their names, or which are its runs.
 
     Raises:
-      UserError: no run of it is finished there; a run's commit is not known; the runs are of several scales.
+      UserError: no run of it is finished there; a run's commit is not known.
     """
     about = read_study(folders)
     if about.get("steps"):
@@ -138,16 +137,3 @@ def how_far(record: Mapping[str, Any]) -> str:
     part = "recorded" if runs["finished"] >= runs["known"] else "partly recorded"
     count = f": {runs['finished']} of {runs['known']} runs" if runs["known"] else ""
     return f"{part}{count}, {record['date']}, commit {record['commit']}"
-
-
-def days_since(record: Mapping[str, Any]) -> int:
-    """The age of a record in days."""
-    return (datetime.date.today() - datetime.date.fromisoformat(record["date"])).days
-
-
-def is_commit_known(commit: str) -> bool:
-    """True if the repository that the package lies in has the commit."""
-    found = subprocess.run(
-        ["git", "-C", str(RECORDS.parents[1]), "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True
-    )
-    return found.returncode == 0

@@ -7,6 +7,7 @@ several machines that see one DIR they share the runs.
 
 import ast
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,10 +132,7 @@ class Study:
     def figure(self, trial: Trial, name: str) -> float:
         """A figure of a finished run, by the names that `points` takes."""
         if name == "exaflops":
-            from vit_jax.planning.estimate import make_workload
-
-            saved = saved_run(trial.job.workdir)
-            return make_workload(saved.config, saved.manifest["images"]["train"]).exaflops
+            return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
         if name.startswith("best "):
             return max(found.history[name.removeprefix("best ")])
@@ -156,14 +154,23 @@ class Study:
         return {name: reason for name, reason in reasons.items() if reason}
 
 
+@functools.cache  # It is asked for after each run of a study, and traces the model.
+def exaflops_of(workdir: Path) -> float:
+    """The compute of a run, as table 6 counts it."""
+    from vit_jax.planning.estimate import make_workload
+
+    saved = saved_run(workdir)
+    return make_workload(saved.config, saved.manifest["images"]["train"]).exaflops
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A value that says what to run, and how to read it.
 
     Args:
       claim: what it shows or whether it holds, in a sentence.
-      read: makes the figures of the runs that are finished; it may be called before all are. None: it has
-        no laptop scale.
+      read: makes the figures of the runs that are finished; it is called after each run, so that what takes
+        long in it is to be kept. None: it has no laptop scale.
       place: where it stands in the paper: `Table 8`, `Figure 5`, `Section 4.6`; empty: it is our own.
       stages: each makes runs; a later one sees the figures of those before it.
       paper: the same at the paper's own scale; None: there is none.
@@ -310,7 +317,7 @@ def draw(name: str, experiment: Experiment, study: Study, figures: Figures) -> l
 
 
 def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
-    """The runs that can be named without running any: those of all stages up to the first unfinished one.
+    """The runs that can be named without running any: up to the first stage of which a run is to come.
 
     Args:
       experiment: at the study's scale.
@@ -318,6 +325,6 @@ def known_trials(experiment: Experiment, study: Study) -> list[Trial]:
     for stage in experiment.stages:
         trials = stage(study)
         study.trials += trials
-        if any(study.outcome(trial).figures is None for trial in trials):
+        if any(study.outcome(trial).pending for trial in trials):
             break
     return study.trials

@@ -73,9 +73,10 @@ def outcome(job: Job) -> Outcome:
     """Reads what is known of a job without running it."""
     try:
         steps = json.loads((job.workdir / MANIFEST).read_text())["steps"]
-        rows = [json.loads(line) for line in (job.workdir / METRICS).read_text().splitlines()]
+        lines = (job.workdir / METRICS).read_text().splitlines(keepends=True)
     except OSError:
         return Outcome(failure=_failure(job))
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]  # Another process may be writing one.
     history: dict[str, list[float]] = {}
     seconds, last = 0.0, None
     for row in rows:

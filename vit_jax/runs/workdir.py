@@ -223,7 +223,8 @@ def commit_of_package() -> str:
         commit = subprocess.run(
             [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout
-        changes = [*git, "status", "--porcelain", "--untracked-files=no", "--", "vit_jax", "configs"]
+        code = ("vit_jax", "configs", "experiments/*.py")  # Not the records.
+        changes = [*git, "status", "--porcelain", "--untracked-files=no", "--", *code]
         changed = subprocess.run(changes, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return ""
