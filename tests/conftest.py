@@ -24,10 +24,17 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # Set for the workers by the 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Leaves what needs the PyTorch libraries to .ci/run: to import them takes long, and much memory."""
+    """Leaves to .ci/run what needs the PyTorch libraries, and all variants but the first of `one_variant`.
+
+    To import these libraries takes long, and much memory.
+    """
+    seen = set()
     for item in items:
-        if {"torch", "timm", "transformers"} & {*item.fixturenames}:
+        variant = item.get_closest_marker("one_variant") and item.nodeid.split("[")[0]
+        if variant in seen or {"torch", "timm", "transformers"} & {*item.fixturenames}:
             item.add_marker("slow")
+        elif variant:
+            seen.add(variant)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -188,6 +188,7 @@ def test_unknown_name_in_the_argument_is_named():
         load("augreg_i1k", "modle=ViT-S/16")
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", FILES)
 def test_config_describes_a_model(name):
     # Without a checkpoint fine-tuning must be told of which model.
@@ -416,6 +417,7 @@ def test_retention_that_no_checkpoint_meets_is_refused(values, words):
         configs.check(config)
 
 
+@pytest.mark.slow
 def test_every_value_is_read(tmp_path, monkeypatch):
     config = load("quickstart", "smoke").unlock()
     config.data.unheeded = 1

@@ -57,6 +57,7 @@ def reference(crop, pixels: np.ndarray, interpolation: str) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BILINEAR))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
 def test_crop_is_right_or_the_image_unreadable(case, mode):
@@ -98,6 +99,7 @@ print(json.dumps({"megabytes": peak() - before, "unreadable": unreadable}))
 """
 
 
+@pytest.mark.slow
 def test_no_image_prints_hangs_or_takes_much_memory():
     done = subprocess.run(
         [sys.executable, "-c", CHILD], cwd=ROOT, capture_output=True, text=True, timeout=120

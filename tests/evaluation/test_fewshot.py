@@ -249,6 +249,7 @@ def test_evaluation_that_was_cut_off_is_made_up_for(run):
     assert [row["step"] for row in rows if "fewshot/digits/5" in row] == [2, 4]
 
 
+@pytest.mark.slow
 def test_training_run_writes_the_accuracies_of_its_parameters(run):
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     for one in few_shot(load_model(run, say=str), *DIGITS, shots=(1, 5), seeds=(0, 1)):

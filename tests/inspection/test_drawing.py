@@ -40,6 +40,7 @@ def files(tmp_path_factory):
     return ImageFiles(find_images([str(folder)]))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, capsys):
     (name, options), drawn, undefined = VARIANTS[variant]

@@ -390,6 +390,7 @@ def assert_right_or_refused(source, name):
         np.testing.assert_array_equal(right_params[path], x)
 
 
+@pytest.mark.one_variant
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", ["timm_vit", "transformers_deit"])

@@ -11,6 +11,7 @@ import vit_jax
 GOLDEN = Path(__file__).parent / "golden"
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("name", "library"),
     [

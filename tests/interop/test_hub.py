@@ -89,6 +89,7 @@ def test_a_model_of_the_hub_is_fetched_and_converted(environment, tmp_path):
     assert "there is no preprocessor_config.json" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_on_the_hub_is_named(environment, tmp_path):
     done = convert(environment, "hf://someone/else", tmp_path / "out.npz")
     assert done.returncode == 2

@@ -50,6 +50,7 @@ def test_the_same_grid_is_left_as_it_is():
     np.testing.assert_array_equal(resize_positions(table, (3, 4), (3, 4), 1), table)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("size", [96, 32, (32, 96), (80, 48)])
 def test_a_model_is_loaded_for_images_of_another_size(size, tmp_path):
     arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)

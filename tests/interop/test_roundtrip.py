@@ -63,9 +63,11 @@ OPTIONS = {
     ],
 }
 CASES = [
-    *(("google", name, small(name)) for name in GOOGLE),
-    *(("timm", name, small(name)) for name in TIMM),
-    *(("transformers", name, small(name)) for name in TRANSFORMERS),
+    *(
+        pytest.param(library, name, small(name), marks=pytest.mark.slow if number else ())
+        for library, names in (("google", GOOGLE), ("timm", TIMM), ("transformers", TRANSFORMERS))
+        for number, name in enumerate(names)
+    ),
     ("google", "BiT-R26x1/4", FEW | dict(image_size=16, resnet_stem="small")),
     ("google", "BiT-R14x1/8", FEW | dict(image_size=64)),
     ("transformers", "BiT-R14x3", FEW | dict(image_size=32, resnet_blocks=(1,), resnet_width=3 / 2)),

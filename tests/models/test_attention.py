@@ -96,6 +96,7 @@ def images() -> np.ndarray:
     return np.random.default_rng(1).uniform(-1, 1, (2, 192, 192, 3)).astype(np.float32)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"distillation": "heads"}, {"position": "relative"}, {"qk_norm": True}]

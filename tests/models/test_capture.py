@@ -31,6 +31,7 @@ def setup(**variant):
     return model, jax.random.uniform(jax.random.key(2), (2, 8, 12, 3), minval=-1)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_capturing_leaves_the_logits_as_they_are(variant):
     model, images = setup(**VARIANTS[variant])
@@ -59,6 +60,7 @@ def test_captured_attention_is_what_the_layer_attends_with():
     np.testing.assert_allclose(x + block.mlp(block.norm2(x)), found["tokens"][2], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_axial_lines_are_captured_rows_before_columns():
     model, images = setup(pooling="gap", attention="axial")
     logits, found = model(images, capture=("attention",))

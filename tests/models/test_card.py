@@ -54,6 +54,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_count_is_the_published(name):
     hidden_layer = dict(pre_logits=True) if "ViT" in name else {}

@@ -32,6 +32,7 @@ ALL = dict(
 )
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -155,6 +156,7 @@ def test_stochastic_depth_skips_whole_images_of_an_axial_layer():
 # No head.
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [

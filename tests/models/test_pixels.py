@@ -31,6 +31,7 @@ def pixels(size=(32, 32), channels=3, count=2):
     return np.random.default_rng(0).integers(256, size=(count, *size, channels), dtype=np.uint8)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("statistics", [{}, IMAGENET], ids=["half", "ImageNet's"])
 def test_uint8_and_floats_of_the_same_pixels_give_the_same(kind, statistics):

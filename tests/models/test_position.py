@@ -7,6 +7,7 @@ from reference import TINY, assert_vit_equals_reference, count, forward, random_
 ROPE = dict(position="none", rope=True, heads=2)  # Heads of 8: two angles for a row, two for a column.
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("registers", [0, 2])
 @pytest.mark.parametrize("pooling", ["cls", "gap"])
 @pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d", "sincos2d_mae"])
@@ -14,6 +15,7 @@ def test_positions_equal_a_plain_forward_pass(position, pooling, registers):
     assert_vit_equals_reference(position=position, pooling=pooling, registers=registers)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(("pooling", "registers"), [("cls", 2), ("gap", 0)])
 @pytest.mark.parametrize("position_at", ["every", "shared"])
 @pytest.mark.parametrize("position", ["1d", "2d"])
@@ -28,6 +30,7 @@ def test_distillation_token_has_a_place_of_its_own(position):
     assert_vit_equals_reference(position=position, distillation="token")
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(("pooling", "registers"), [("cls", 0), ("cls", 2), ("gap", 2)])
 @pytest.mark.parametrize("rope_grid", [None, (5, 4)])
 def test_rope_turns_complex_pairs(rope_grid, pooling, registers):

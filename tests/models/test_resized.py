@@ -22,6 +22,7 @@ def random_positions(model):
     return model
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(("size", "grid"), [((48, 16), (6, 2)), (8, (1, 1)), (64, (8, 8))])
 def test_learned_table_is_resized_as_for_a_checkpoint(size, grid):
     model = random_positions(create_model("ViT-Ti/8", image_size=(32, 24), **TINY))
@@ -42,6 +43,7 @@ def test_rows_and_columns_are_resized_as_for_a_checkpoint():
     np.testing.assert_allclose(other.y, resize_axis(model.position_embedding.y, 5), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
     model = create_model("ViT-Ti/8", image_size=32, **TINY)
     graphdef, params = nnx.split(model)
@@ -64,6 +66,7 @@ def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), both, mean)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     "options",
     [

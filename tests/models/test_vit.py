@@ -51,6 +51,7 @@ TRUNKS = {
 }
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("name", "num_classes"), [(name, 1000) for name in TRUNKS] + [("ViT-B/16", 21_843), ("ViT-S/32", 18_291)]
 )
@@ -91,6 +92,7 @@ def test_average_pooling_has_no_class_token(name, parameters):
     assert count(name, pooling="gap") == parameters
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("name", "image_size", "tokens", "parameters"),
     [

@@ -90,6 +90,7 @@ def test_killed_process_is_named_by_the_leader():
     assert other == (1, "")
 
 
+@pytest.mark.slow
 def test_killed_leader_is_named_by_one_of_the_others():
     # Not at once: what the others have not read yet is lost with the connection.
     what = "time.sleep(60 if index else 1); os.kill(os.getpid(), 9)"
@@ -126,6 +127,7 @@ def test_mistake_of_one_process_is_said_by_the_leader():
     assert follower == (2, "")
 
 
+@pytest.mark.slow
 def test_mistake_of_all_is_said_once():
     what = "time.sleep(index == 0); raise UserError('batch size 3')"
     assert together(what, count=3) == [(2, "error: batch size 3\n"), (2, ""), (2, "")]
@@ -139,11 +141,13 @@ def test_fault_is_named_and_its_traceback_is_where_it_was():
     assert follower[1].startswith("Traceback")
 
 
+@pytest.mark.slow
 def test_death_explains_the_faults_that_follow():
     what = "if index == 1: os.kill(os.getpid(), 9)\nraise ValueError('Gloo: Connection closed by peer')"
     assert together(what)[0] == (1, f"error: process 1 ({HERE}) died; {AGAIN}\n")
 
 
+@pytest.mark.slow
 def test_barrier_names_who_did_not_come():
     leader, _, late = together("if index < 2: peers.barrier('saved', 1)\ntime.sleep(60)", count=3)
     assert leader == (

@@ -22,6 +22,7 @@ def fails(run, *arguments, **environment) -> str:
     return lines[0]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("argument", "names"),
     [
@@ -87,6 +88,7 @@ def test_missing_config_file_is_named(run, tmp_path):
 BASE = "from vit_jax.config import base_config\n"
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -215,6 +217,7 @@ def test_unreadable_images_are_named_counted_and_skipped(run, tmp_path):
     assert "(39 images)" in result.stdout
 
 
+@pytest.mark.slow
 def test_more_unreadable_images_than_the_limit_stop_the_run(run, tmp_path):
     data = make_folder(tmp_path / "data", {"train": ["cat", "dog"], "test": ["cat", "dog"]})
     for index in range(3):

@@ -75,6 +75,7 @@ def test_transformers_own_pipeline_answers_with_the_runs_class_names(
     assert answer[0]["label"] == names[chances.argmax()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["timm", "transformers"])
 def test_class_names_go_to_other_libraries_and_come_back(library, finished, convert, tmp_path):
     done = convert(finished, tmp_path / "folder", f"--to={library}")
@@ -85,6 +86,7 @@ def test_class_names_go_to_other_libraries_and_come_back(library, finished, conv
     assert open_any(tmp_path / "fewer").class_names in ((), ("LABEL_0", "LABEL_1", "LABEL_2"))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -95,6 +95,7 @@ def of_arrays(tmp_path_factory):
     return workdir, *losses(workdir, train=arrays(TRAIN), test=arrays(TEST))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("kind", [Pairs, Rows, Tensors])
 def test_a_data_set_in_any_form_trains_as_its_arrays(kind, tmp_path, of_arrays):
     _, expected, figures = of_arrays
@@ -242,6 +243,7 @@ def image_of(pixels):
     return np.asarray(Image.fromarray(pixels).resize((16, 16), Image.BILINEAR))
 
 
+@pytest.mark.slow
 def test_an_objective_is_known_to_the_call_alone_that_it_was_handed_to(tmp_path):
     vit_jax.train(small(), tmp_path / "run", objective=Brier, **DATA)
     config = small(**{"objective.name": "Brier"})

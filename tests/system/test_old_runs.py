@@ -56,6 +56,7 @@ def test_run_goes_on_with_the_crops_that_it_began_with(run, old_run):
         assert found[step] == pytest.approx(loss, rel=1e-5), step  # Another crop makes 1e-2.
 
 
+@pytest.mark.slow
 def test_checkpoint_of_an_old_run_loads_and_starts_a_new_run(run, old_run, tmp_path):
     assert sum(x.size for x in jax.tree.leaves(parameters(old_run))) > 1000
     new = ARGUMENTS, f"--workdir={tmp_path / 'new'}", f"--config.finetune.checkpoint={old_run}"

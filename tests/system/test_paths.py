@@ -27,6 +27,7 @@ NAMES = (
 )
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", NAMES)
 def test_run_loads_by_any_path(there, finished, name):
     for got, expected in zip(parameters(name), parameters(finished), strict=True):

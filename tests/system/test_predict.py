@@ -119,6 +119,7 @@ def test_standard_input_is_paths_or_an_image(predict, folder, lines):
         assert process.stdout.decode() == f"{name}  {best['class']} {best['probability']:.1%}\n"
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("paths", "words"),
     [

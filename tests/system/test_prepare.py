@@ -159,6 +159,7 @@ def test_full_disk_is_named_and_what_is_done_stays(prepare, source, undisturbed,
     assert shards(small_disk.path) == shards(undisturbed[0])
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -101,6 +101,7 @@ def save_two(folder: Path) -> None:
             checkpoints.save(step, large_items(step), {"accuracy": 0.1 * step, "loss": 1.0})
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoint_is_moved_aside_for_the_one_before_it(tmp_path, damage):
     save_two(tmp_path)

@@ -120,6 +120,7 @@ def test_scanned_layers_have_the_losses_of_layers_in_a_row():
     np.testing.assert_allclose(*losses, rtol=2e-2)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("scan", SCANS)
 def test_a_step_of_every_kind_of_training_is_traced_in_bfloat16(name, scan):

@@ -69,6 +69,7 @@ def test_rematerialisation_and_micro_batches_leave_less_activations():
     assert needs(**deep, batch_size=128).activations == pytest.approx(2 * activations, rel=0.1)
 
 
+@pytest.mark.slow
 def test_estimate_is_no_more_than_what_is_compiled():
     shallow = {"model.depth": 1, "batch_size": 512}
     (program, config), found = program_of(**shallow), needs(**shallow)

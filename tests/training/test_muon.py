@@ -75,6 +75,7 @@ def draw(*shape: int) -> list[np.ndarray]:
     return [rng.normal(size=shape).astype(np.float32) for _ in range(3)]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("path", "shape", "matrix"),
     [

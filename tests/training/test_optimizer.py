@@ -76,6 +76,7 @@ def test_stairs_are_bits_own_schedule(steps, warmup, stairs):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_schedule_counted_from_0_is_optaxs(schedule):
     config = settings(learning_rate=0.5, end_learning_rate=0.1, schedule=schedule, count_from=0)
@@ -174,6 +175,7 @@ FUSED = {
 }
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize("layer", FUSED)
 def test_adafactor_of_projections_is_that_of_each_alone(layer, clip):

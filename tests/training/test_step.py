@@ -62,6 +62,7 @@ def test_micro_batches_give_the_update_of_the_whole_augmented_batch():
         np.testing.assert_allclose(same, value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_that_each_device_sums_are_those_of_the_whole_batch():
     settings = dict(dropout=0.5, micro_batches=2)
     (plain, metrics), (once, same_metrics) = (
@@ -101,6 +102,7 @@ def test_every_step_augments_differently():
     assert len(set(losses)) == 3
 
 
+@pytest.mark.slow
 def test_every_micro_batch_drops_out_by_its_own_key():
     # All images are one image: two parts with one key would both have the first half's gradient.
     whole, _ = after_one_step(dropout=0.5, micro_batches=2, same=True)
@@ -129,6 +131,7 @@ def test_every_step_drops_out_differently():
     assert len(set(losses)) == 3
 
 
+@pytest.mark.slow
 def test_metrics_are_summed_until_they_are_reset():
     step, state, metrics, *_, mesh = setup(learning_rate=0.0)
     state, one = step(state, metrics, make_batch(mesh))
@@ -150,6 +153,7 @@ def test_update_that_is_not_finite_is_left_out_and_counted():
     assert float(metrics["steps"]) == 1 and np.isfinite(float(metrics["loss"]))
 
 
+@pytest.mark.slow
 def test_schedule_goes_on_where_an_update_is_left_out():
     plain = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)
     step, state, metrics, *_, mesh = setup(**plain, warmup_steps=50)

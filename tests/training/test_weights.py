@@ -51,6 +51,7 @@ def after(program, state, batch, steps=1):
     return state
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("train", ["head", "lora"])
 def test_frozen_parameters_keep_their_bits(train):
     program, state, batch = setup(train=train, weight_decay=0.1)
@@ -122,6 +123,7 @@ def test_each_layer_learns_more_slowly_than_the_one_above():
         np.testing.assert_allclose(decayed[path], plain[path] * 0.5**power, rtol=2e-3, atol=1e-7)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("start", ["zero", "weights"])
 def test_average_is_the_sum_of_its_definition(start):
     program, state, batch = setup(average=0.9, average_from=start)
@@ -138,6 +140,7 @@ def test_average_is_the_sum_of_its_definition(start):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.slow
 def test_update_that_is_left_out_leaves_the_average_alone():
     program, state, batch = setup(average=0.5)
     state = after(program, state, batch)

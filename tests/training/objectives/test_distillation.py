@@ -106,6 +106,7 @@ def test_loss_is_the_papers(teacher, kind):
     np.testing.assert_allclose(tested, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_teacher_sees_pixels_as_its_checkpoint_says_and_no_step_changes_it(teacher):
     _, first, state, sums = stepped(teacher)
     frozen = {x.shape for x in jax.tree.leaves(state["frozen"])}
@@ -128,6 +129,7 @@ def test_micro_batches_change_no_loss(teacher, once):
         np.testing.assert_allclose(several[name], one[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_teacher_in_bfloat16_says_what_its_checkpoint_says_in_bfloat16(teacher):
     frozen = open_frozen(config_for(teacher, **{"objective.teacher_dtype": "bfloat16"}))
     graphdef, said = nnx.graphdef(frozen.model), jax.jit(lambda model, images: model(images))

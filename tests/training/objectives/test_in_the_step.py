@@ -81,6 +81,7 @@ def test_micro_batches_see_the_masks_of_the_whole_batch(name):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_step_masks_differently_and_replays_to_the_same_bits(name):
     still = {"optimizer.learning_rate": 0.0}
@@ -89,6 +90,7 @@ def test_every_step_masks_differently_and_replays_to_the_same_bits(name):
     assert [one["loss"] for one in again] == [first["loss"], second["loss"]]
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objectives_parameters_are_trained_beside_the_models(name):
     program, _ = program_of(name)
@@ -98,6 +100,7 @@ def test_objectives_parameters_are_trained_beside_the_models(name):
     assert all(jax.tree.leaves(changed)), changed
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_evaluation_does_not_depend_on_the_batch(name):
     figures = []

@@ -129,6 +129,7 @@ def decode(objective, x):
     return objective.prediction(objective.norm(x))
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     "options",
     [
@@ -155,6 +156,7 @@ def as_the_model_sees(images, statistics) -> np.ndarray:
     return (np.asarray(images, np.float64) / 255 - mean) / deviation
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
 def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(normalized, statistics):
@@ -175,6 +177,7 @@ def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(norma
         np.testing.assert_allclose(found[image], np.mean(errors), rtol=1e-5)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("statistics", STATISTICS)
 @pytest.mark.parametrize("normalized", [True, False])
 def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statistics):
