@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from absl import flags
 
+from vit_jax.data.kept_images import kept_images
 from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.scenes import CELL, STRIDE
@@ -25,6 +26,15 @@ GOLDEN = {
     ("glyphs", 64): "8dd9bbb72bdf4b97",
     ("armenian", 48): "4a21fdce3a3a203c",
 }
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """The folder that images are kept in, which no other test has filled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept_images.cache_clear()
+    yield tmp_path / "vit_jax"
+    kept_images.cache_clear()
 
 
 def opened(collection="digits", split="train", size=32):
@@ -208,3 +218,53 @@ def test_kept_glyphs_are_small_and_of_the_fonts_named():
     assert (GLYPHS / "glyphs.png").stat().st_size <= 300_000
     assert all(name.startswith(("DejaVu", "STIX")) for name in table["fonts"])
     assert CELL == 32
+
+
+def read_again(monkeypatch, split="train", size=16) -> np.ndarray:
+    """Image 5, by a source that can compose nothing."""
+    kept_images.cache_clear()  # As another process.
+    with monkeypatch.context() as nothing:
+        nothing.setattr("vit_jax.data.sources.scattered.draw", None)
+        return opened("digits", split, size)[5].image
+
+
+def test_image_is_composed_once_and_then_read(kept, monkeypatch):
+    image = opened("digits", size=16)[5].image
+    again = read_again(monkeypatch)
+    np.testing.assert_array_equal(again, image)
+    again[...] = 0  # What augmentation does to it is not kept.
+    np.testing.assert_array_equal(read_again(monkeypatch), image)
+    for other in (dict(split="dev"), dict(size=17)):
+        with pytest.raises(TypeError):
+            read_again(monkeypatch, **other)
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "cut off", "zeros"])
+def test_damaged_image_is_composed_again(kept, damage, monkeypatch):
+    image = opened("digits", size=16)[5].image
+    (file,) = kept.iterdir()
+    content = bytearray(file.read_bytes())
+    if damage == "flipped bit":
+        content[5 * 772 + 100] ^= 4
+    else:
+        content = content[:-1] if damage == "cut off" else bytes(len(content))
+    file.write_bytes(content)
+    with pytest.raises(TypeError):
+        read_again(monkeypatch)
+    kept_images.cache_clear()
+    np.testing.assert_array_equal(opened("digits", size=16)[5].image, image)
+    np.testing.assert_array_equal(read_again(monkeypatch), image)
+
+
+def test_without_a_folder_to_keep_images_in_they_are_composed(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert opened("digits", size=16)[5].image.shape == (16, 16, 3)
+
+
+def test_kept_file_has_a_limit(kept, monkeypatch):
+    monkeypatch.setattr("vit_jax.data.kept_images.MOST_BYTES", 5 * 772)
+    source = opened("digits", size=16)
+    for index in (4, 5):
+        assert source[index].image.shape == (16, 16, 3)
+    assert next(kept.iterdir()).stat().st_size == 5 * 772

@@ -3,17 +3,21 @@
 Of several whole objects in an image the largest gives the label; the others are smaller, and behind them are
 faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). Image k of a split is a function of k
 alone: the first 1,000 images are part of the first 1,000,000. The scene does not depend on the image's size,
-which says on how many pixels it is drawn.
+which says on how many pixels it is drawn. Images are kept in the user's cache folder, since to read one there
+takes a hundredth of the time.
 """
 
 import dataclasses
 import functools
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from vit_jax.data import scenes
+from vit_jax.data.kept_images import kept_images
 from vit_jax.data.scenes import CELL, Objects, Parts, compose, draw, drawings_of, objects
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.digits import digits
@@ -49,8 +53,13 @@ class Scattered(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        scene, parts, stream = self._compose(index)
-        return Example(draw(scene, parts, self.image_size, stream), self.labels_of(index))
+        kept = kept_images(_kept_name(self.collection, self.split, self.image_size), self.image_size)
+        image = kept.read(self._number(index))
+        if image is None:
+            scene, parts, stream = self._compose(index)
+            image = draw(scene, parts, self.image_size, stream)
+            kept.write(self._number(index), image)
+        return Example(image, self.labels_of(index))
 
     def describe(self, index):
         return f"{self.collection} {self.split} image {self._number(index)}"
@@ -125,6 +134,17 @@ def parts_of(collection: str, split: str) -> Parts:
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels, minlength=len(class_names(collection)))
     return Parts(drawings_of(cells[order]), np.cumsum(count) - count, count)
+
+
+@functools.cache
+def _kept_name(collection: str, split: str, size: int) -> str:
+    """The name of the file in which images are kept: another for other code or other drawings."""
+    made_of = hashlib.blake2b(digest_size=8)
+    for code in (scenes.__file__, __file__):
+        made_of.update(Path(code).read_bytes())
+    for array in parts_of(collection, split):
+        made_of.update(np.ascontiguousarray(array))
+    return f"{collection}-{split}-{size}-{made_of.hexdigest()}"
 
 
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
