@@ -143,7 +143,7 @@ def _kept_name(collection: str, split: str, size: int) -> str:
     for code in (scenes.__file__, __file__):
         made_of.update(Path(code).read_bytes())
     for array in parts_of(collection, split):
-        made_of.update(np.ascontiguousarray(array))
+        made_of.update(array.tobytes())
     return f"{collection}-{split}-{size}-{made_of.hexdigest()}"
 
 
