@@ -24,7 +24,7 @@ from pathlib import Path
 from vit_jax import command
 from vit_jax.errors import UserError, nearest
 from vit_jax.ledger import ledger_page
-from vit_jax.ledger.records import how_far, make_record, records, write_record
+from vit_jax.ledger.records import how_far, keep_pictures, make_record, records, write_record
 from vit_jax.ledger.study import Experiment, Study, Trial, conduct, config_of, known_trials
 from vit_jax.progress import duration
 
@@ -47,7 +47,8 @@ def main(arguments: list[str]) -> None:
             raise UserError("give the name of an experiment and the folders of its runs: record NAME DIR ...")
         folders = [Path(folder).absolute() for folder in rest[1:]]
         record = make_record(Path(rest[0]).stem, load(rest[0]), folders)
-        print(f"{write_record(record)}: {how_far(record)}")
+        kept = [str(write_record(record)), *map(str, keep_pictures(record["experiment"], folders[0]))]
+        print(f"{', '.join(kept)}: {how_far(record)}")
     elif name == "ledger":
         write_ledger()
     elif not name:

@@ -10,7 +10,7 @@ import pytest
 from vit_jax import command, experiment, published
 from vit_jax.errors import UserError
 from vit_jax.ledger import ledger_page, records, study
-from vit_jax.ledger.records import make_record, write_record
+from vit_jax.ledger.records import keep_pictures, make_record, write_record
 from vit_jax.ledger.study import Experiment, Study, conduct
 from vit_jax.ledger.tables import beside, pivot
 from vit_jax.runs.jobs import Job, outcome
@@ -337,3 +337,11 @@ def test_file_without_an_experiment_is_named(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(UserError, match="empty.py makes no EXPERIMENT"):
         experiment.load(str(tmp_path / "empty.py"))
+
+
+def test_pictures_of_a_record_are_kept_and_no_other_experiments(tmp_path):
+    for name in ("figure1.png", "figure1-left.png", "figure10.png", "figure1.md"):
+        (tmp_path / name).write_text(name)
+    kept = keep_pictures("figure1", tmp_path, tmp_path / "kept")
+    assert [file.name for file in kept] == ["figure1-left.png", "figure1.png"]
+    assert [file.read_text() for file in kept] == ["figure1-left.png", "figure1.png"]

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.ledger.records import how_far
+from vit_jax.ledger.records import PICTURES, ROOT, how_far
 from vit_jax.ledger.study import Experiment
 from vit_jax.progress import duration
 
-ROOT = Path(__file__).parents[2]
-PAGE, PICTURES = ROOT / "LEDGER.md", Path("docs/images/ledger")
+PAGE = ROOT / "LEDGER.md"
 BLOCK = re.compile(r"(<!-- record ([\w-]+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
 
 
@@ -71,9 +70,9 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
     ]
     if record["finding"]:
         lines += ["", record["finding"]]
-    for picture in sorted((ROOT / PICTURES).glob(f"{record['experiment']}*.png")):
+    for picture in sorted(PICTURES.glob(f"{record['experiment']}*.png")):
         if re.fullmatch(rf"{record['experiment']}(-.+)?", picture.stem):
-            lines += ["", f"![{experiment.claim}]({PICTURES / picture.name})"]
+            lines += ["", f"![{experiment.claim}]({picture.relative_to(ROOT)})"]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ import datetime
 import json
 import os
 import platform
+import shutil
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from vit_jax.errors import UserError
 from vit_jax.ledger.study import STUDY, Experiment, Study, known_trials
 from vit_jax.runs.workdir import commit_of_package, saved_run
 
-RECORDS = Path(__file__).parents[2] / "experiments" / "records"
+ROOT = Path(__file__).parents[2]
+RECORDS, PICTURES = ROOT / "experiments" / "records", ROOT / "docs" / "images" / "ledger"
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
@@ -124,6 +126,15 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
     folder.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def keep_pictures(name: str, study: Path, folder: Path = PICTURES) -> list[Path]:
+    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to those of the docs and returns their paths."""
+    kept = []
+    for picture in sorted([*study.glob(f"{name}.png"), *study.glob(f"{name}-*.png")]):
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.append(Path(shutil.copyfile(picture, folder / picture.name)))
+    return kept
 
 
 def records(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
