@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError, nearest

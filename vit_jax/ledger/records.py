@@ -8,8 +8,8 @@ import datetime
 import json
 import os
 import platform
-import shutil
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
