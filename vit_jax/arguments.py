@@ -1,7 +1,7 @@
 """The bounds of the arguments of models, by which models, configs and checkpoints are checked.
 
-Here are those that all families have. A family's own stand in the file of its model, with the options by
-which a config sets them; the models themselves say which arguments fit together.
+Here are those that all families or several have. A family's own stand in the file of its model, with the
+options by which a config sets them; the models themselves say which arguments fit together.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,15 @@ from vit_jax.options import Option, Rule, either, number, one_of, several, text,
 
 SIDE = whole(1, 2**16)  # In pixels.
 MOST_LAYERS = 1000  # Each takes time when a model is made, before anything can say that memory is short.
+_COUNTS = several(whole(1, MOST_LAYERS), least=1)
 # Of pixels in [0, 1]; checkpoints whose pixels are scaled otherwise have others.
 _MEAN, _DEVIATION = number(least=-1e3, most=1e3), number(above=0, most=1e3)
+
+
+def or_none(rule: Rule) -> Rule:
+    """The rule of an argument that may be None too, which is: without."""
+    return rule._replace(holds=lambda x: x is None or rule.holds(x))
+
 
 ARGUMENTS = {
     "image_size": either(SIDE, several(SIDE, count=2))._replace(
@@ -27,6 +34,14 @@ ARGUMENTS = {
     "deviation": either(several(_DEVIATION, least=1), _DEVIATION)._replace(
         words="a number above 0, at most 1,000, or one for each channel"
     ),
+    "blocks": _COUNTS._replace(
+        words=f"a tuple of blocks in each stage, 1 to {MOST_LAYERS:,}, in 1 to 8 stages",
+        holds=lambda x: _COUNTS.holds(x) and len(x) <= 8,
+    ),
+    "gelu": one_of("tanh", "erf"),
+    "layer_scale": or_none(number()),
+    "norm_epsilon": number(above=0, most=1),
+    "stochastic_depth": number(least=0, below=1),
     "head_bias": number(),
     "remat": one_of("none", "dots", "full"),
     "dtype": one_of("float32", "bfloat16", "float16"),
@@ -50,6 +65,13 @@ OPTIONS = {
         "Mean of pixels in [0, 1] by which the model normalises, of each channel or (0.5,) of all.",
     ),
     "model.deviation": Option(None, ARGUMENTS["deviation"], "Deviation of pixels in [0, 1], as the mean."),
+    "model.blocks": Option(None, ARGUMENTS["blocks"], "Blocks in each stage of a model of several."),
+    "model.gelu": Option(None, ARGUMENTS["gelu"], "The approximation, or the exact GELU."),
+    "model.layer_scale": Option(None, ARGUMENTS["layer_scale"], "Initial value of LayerScale."),
+    "model.norm_epsilon": Option(None, ARGUMENTS["norm_epsilon"], "Small constant of the layer norms."),
+    "model.stochastic_depth": Option(
+        None, ARGUMENTS["stochastic_depth"], "Rate of skipped branches in the last layer."
+    ),
     "model.head_bias": Option(None, ARGUMENTS["head_bias"], "Initial value of the head's biases."),
     "model.remat": Option(
         "none",
@@ -61,11 +83,6 @@ OPTIONS = {
         "float32", one_of("float32", "bfloat16"), "Type of the computation; parameters are float32."
     ),
 }
-
-
-def or_none(rule: Rule) -> Rule:
-    """The rule of an argument that may be None too, which is: without."""
-    return rule._replace(holds=lambda x: x is None or rule.holds(x))
 
 
 def check_arguments(given: Mapping[str, Any], own: Mapping[str, Rule]) -> None:

@@ -276,7 +276,7 @@ def test_layer_decay_is_that_of_masked_autoencoders():
     )
     params = params_of(model)
     ones = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(1) for path in params})
-    scaled, _ = scale_by_layer(0.5, VIT.layer).update({"params": ones}, optax.EmptyState())
+    scaled, _ = scale_by_layer(0.5, VIT.layer(None)).update({"params": ones}, optax.EmptyState())
     scaled = nnx.traversals.flatten_mapping(scaled["params"])
     found = {"/".join(path): float(x[0]) for path, x in scaled.items()}
     theirs = {"cls": 0, "position_embedding": 0, "patch_embedding": 0, "blocks/00": 1, "blocks/01": 2}
@@ -291,7 +291,7 @@ def test_layer_decay_counts_no_layer_of_an_objective():
         "params": {"blocks": {f"{layer:02d}": {"kernel": jnp.ones(1)} for layer in range(2)}},
         "extra": {"objective": {"blocks": {"07": {"kernel": jnp.ones(1)}}, "mask": jnp.ones(1)}},
     }
-    scaled, _ = scale_by_layer(0.5, VIT.layer).update(weights, optax.EmptyState())
+    scaled, _ = scale_by_layer(0.5, VIT.layer(None)).update(weights, optax.EmptyState())
     blocks = scaled["params"]["blocks"]
     assert [float(blocks[layer]["kernel"][0]) for layer in ("00", "01")] == [0.25, 0.5]
     assert jax.tree.leaves(scaled["extra"]) == [1.0, 1.0]
@@ -306,7 +306,7 @@ def layers_of(**values) -> dict[str, float]:
     program = make_program(config, num_classes=5, steps=20_000, mesh=make_mesh(config.mesh))
     weights = {name: program.state[name] for name in ("params", "extra")}
     return {
-        path_name(path): layer_of(VIT.layer, path_name(path))
+        path_name(path): layer_of(VIT.layer(None), path_name(path))
         for path, _ in jax.tree.leaves_with_path(weights)
     }
 

@@ -37,6 +37,13 @@ _PROCESSORS = {
         image_mean=_CLIP[0],
         image_std=_CLIP[1],
     ),
+    "ConvNext": dict(
+        size={"shortest_edge": 384},
+        resample=3,
+        crop_pct=224 / 256,
+        image_mean=list(IMAGENET["mean"]),
+        image_std=list(IMAGENET["deviation"]),
+    ),
 }
 
 
@@ -124,7 +131,8 @@ def _with_defaults(said: dict) -> dict:
     kind = said.get("image_processor_type") or said.get("feature_extractor_type") or "ViTImageProcessor"
     bare = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
     if bare in _PROCESSORS:
-        return _PROCESSORS[bare] | {key: value for key, value in said.items() if value is not None}
+        said = _PROCESSORS[bare] | {key: value for key, value in said.items() if value is not None}
+        return _of_convnext(said) if bare == "ConvNext" else said
     wanted = ("size", "resample", "do_rescale", "do_normalize", "image_mean", "image_std")
     if missing := [key for key in wanted if said.get(key) is None]:
         raise UserError(
@@ -132,6 +140,17 @@ def _with_defaults(said: dict) -> dict:
             f"{', '.join(missing)}"
         )
     return said
+
+
+def _of_convnext(said: dict) -> dict:
+    """ConvNeXt's processor in the words of the others: a square of 384 pixels and more, else a crop."""
+    side = min(_sides(said["size"], said).values(), default=384)
+    square = {"height": side, "width": side}
+    if side >= 384:
+        return said | dict(size=square, do_center_crop=False)
+    return said | dict(
+        size={"shortest_edge": int(side / _share(said["crop_pct"]))}, do_center_crop=True, crop_size=square
+    )
 
 
 def _statistics(said: dict) -> dict[str, Any]:

@@ -49,6 +49,10 @@ class Tensor(NamedTuple):
     dtype: str
     read: Callable[[], np.ndarray]  # Float32, of that shape; perhaps a view of the file. Or a UserError.
 
+    def reshaped(self, shape: tuple[int, ...]) -> "Tensor":
+        """The same numbers in another shape of as many."""
+        return self._replace(shape=shape, read=lambda: self.read().reshape(shape))
+
 
 def open_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name; their values stay on disk.

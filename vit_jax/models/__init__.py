@@ -24,6 +24,7 @@ FAMILIES: tuple[Family, ...] = tuple(
     for module in (
         "vit",
         "resnet",
+        "convnext",
     )
 )
 MODELS = tuple(name for family in FAMILIES for name in family.names)

@@ -36,8 +36,9 @@ class Family:
       axes: logical axes by the end of a parameter's path, a regular expression: "dim -> part heads head_dim"
         of a kernel, inputs before the arrow, and "part heads head_dim" of its bias. Several entries may end
         alike and differ in their number of axes.
-      layer: the number of the encoder layer that a parameter belongs to, by its path in the model; -1 before
-        the encoder, infinity behind it. None: the family has no such layers.
+      layer: makes of a model the function that gives the number of the encoder layer that a parameter belongs
+        to, by its path in the model; -1 before the encoder, infinity behind it. None: the family has no such
+        layers.
       any_size: a model's parameters do not tell the size of its images.
     """
 
@@ -48,7 +49,7 @@ class Family:
     source: Callable[[str], str]
     smallest: Callable[[dict[str, Any]], dict[str, Any]]
     axes: tuple[tuple[str, str], ...]
-    layer: Callable[[str], float] | None = None
+    layer: Callable[[ImageModel], Callable[[str], float]] | None = None
     any_size: bool = False
 
     @property

@@ -63,14 +63,10 @@ ARGUMENTS = {
     "rope_grid": or_none(several(SIDE, count=2)),
     "attention": one_of("full", "axial"),
     "mlp": one_of("gelu", "swiglu"),
-    "gelu": one_of("tanh", "erf"),
     "qk_norm": flag(),
-    "layer_scale": or_none(number()),
     "pre_logits": flag(),
     "dropout": number(least=0, below=1),
-    "stochastic_depth": number(least=0, below=1),
     "initialization": one_of("flax", "mae"),
-    "norm_epsilon": number(above=0, most=1),
     "scan": flag(),
 }
 
@@ -95,20 +91,14 @@ OPTIONS = {
     "model.rope_grid": Option(None, ARGUMENTS["rope_grid"], "The grid in which rope counts."),
     "model.attention": Option(None, ARGUMENTS["attention"], "Among all tokens, or within rows and columns."),
     "model.mlp": Option(None, ARGUMENTS["mlp"], "Kind of MLP."),
-    "model.gelu": Option(None, ARGUMENTS["gelu"], "The approximation, or the exact GELU."),
     "model.qk_norm": Option(None, ARGUMENTS["qk_norm"], "Normalise queries and keys."),
-    "model.layer_scale": Option(None, ARGUMENTS["layer_scale"], "Initial value of LayerScale."),
     "model.pre_logits": Option(None, ARGUMENTS["pre_logits"], "The pre-training head's hidden tanh layer."),
     "model.dropout": Option(None, ARGUMENTS["dropout"], "Rate after dense layers and position embeddings."),
-    "model.stochastic_depth": Option(
-        None, ARGUMENTS["stochastic_depth"], "Rate of skipped branches in the last layer."
-    ),
     "model.initialization": Option(
         None,
         ARGUMENTS["initialization"],
         "How kernels and biases start: as the paper's, or as masked autoencoders'.",
     ),
-    "model.norm_epsilon": Option(None, ARGUMENTS["norm_epsilon"], "Small constant of the layer norms."),
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
 }
 
@@ -691,5 +681,5 @@ FAMILY = Family(
         *RESNET_AXES,
         *HEAD_AXES,
     ),
-    layer=_layer,
+    layer=lambda model: _layer,
 )

@@ -23,6 +23,7 @@ ACTIVATIONS = {
     "heads": {0: BATCH, -2: "tensor"},  # batch ... tokens heads head_dim
     "hidden": {0: BATCH, -1: "tensor"},  # batch ... tokens hidden
     "features": {0: BATCH},  # batch height width channels
+    "hidden_features": {0: BATCH, -1: "tensor"},  # batch height width hidden
 }
 
 SMALL = 2**14  # Elements: smaller arrays are copied, since to gather them takes longer than to read them.

@@ -90,7 +90,7 @@ def scale_by_layer(decay: float, layer: Callable[[str], float]) -> optax.Gradien
     (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2).
 
     Args:
-      layer: a family's, by a parameter's path in the model.
+      layer: of a family's model, by a parameter's path in it.
     """
 
     def scale(updates, params=None):
@@ -106,7 +106,7 @@ def layer_of(layer: Callable[[str], float], path: str) -> float:
     """The number of the encoder layer of one of a run's weights; -1 before them, infinity behind.
 
     Args:
-      layer: a family's, by a parameter's path in the model.
+      layer: of a family's model, by a parameter's path in it.
       path: among a run's weights: `params/blocks/00/norm1/scale`.
     """
     if path.startswith("extra/objective/"):  # A decoder's layers too.

@@ -148,14 +148,14 @@ def make_program(
     schedule = make_schedule(config.optimizer, steps)
     build = build or model_factory(num_classes=num_classes, **model_arguments(config))
     model = abstract(build)
-    layer = family_of(model).layer
-    if config.optimizer.layer_decay < 1 and layer is None:
+    layers = family_of(model).layer
+    if config.optimizer.layer_decay < 1 and layers is None:
         raise UserError(
             f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
             f"layer, and a {type(model).__name__} has none; use 1"
         )
     changes = None if config.finetune.train == "all" else partial(trained, config)
-    optimizer = make_optimizer(config.optimizer, schedule, changes, layer)
+    optimizer = make_optimizer(config.optimizer, schedule, changes, layers and layers(model))
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     held = {} if frozen is None else nnx.to_pure_dict(nnx.state(frozen))

@@ -17,6 +17,7 @@ _MODULES = tuple(
     import_module(f"{__name__}.{module}")
     for module in (
         "timm_bit",
+        "timm_convnext",
         "timm_vit",
     )
 )
@@ -34,7 +35,9 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
     for module in _MODULES:
         if (said := module.named(architecture)) is not None:
             return tensors, config | dict(named=said)
-    raise UserError(f"timm's {architecture} is none of the ViTs, hybrids and BiTs that are read")
+    raise UserError(
+        f"timm's {architecture} is none of the models that are read: ViTs, hybrids, BiTs, ConvNeXts"
+    )
 
 
 def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
@@ -72,8 +75,8 @@ LIBRARY = Library(
     claims=lambda path, config, tensors: True,  # Asked last.
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        "these are not the tensors of a ViT or BiT of timm's: 'patch_embed.proj.weight' is missing among "
-        f"{len(tensors)} tensors such as {min(tensors, default='none')!r}"
+        "these are not the tensors of a ViT, BiT or ConvNeXt of timm's: 'patch_embed.proj.weight' is missing "
+        f"among {len(tensors)} tensors such as {min(tensors, default='none')!r}"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

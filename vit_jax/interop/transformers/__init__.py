@@ -25,7 +25,10 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
         raise UserError(f"{path} is of Transformers, which needs the config.json of its model beside it")
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("embeddings.mask_token")}
     if not any("classifier" in name for name in kept):
-        kept = {re.sub(r"^(vit|deit|bit)\.", "", name): tensor for name, tensor in kept.items()}
+        kept = {
+            re.sub(r"^(vit|deit|bit|convnext|convnextv2)\.", "", name): tensor
+            for name, tensor in kept.items()
+        }
     return kept, config
 
 
@@ -67,6 +70,7 @@ LIBRARY = Library(
     formats=load_formats(
         __name__,
         "transformers_bit",
+        "transformers_convnext",
         "transformers_vit",
     ),
     suffix="",
@@ -75,7 +79,8 @@ LIBRARY = Library(
     ),
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: bit, deit, vit"
+        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: bit, convnext, "
+        "convnextv2, deit, vit"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

@@ -1,0 +1,168 @@
+"""ConvNeXt and ConvNeXt V2 in timm."""
+
+import re
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import CONV, Rule, count_units, torch_dense, torch_norm
+from vit_jax.interop.library import Format
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.timm.timm_config import (
+    given_arguments,
+    pretrained_config,
+    refuse_contradictions,
+    stated_size,
+)
+from vit_jax.models.convnext import KERNEL, SIZES, ConvNeXt
+
+_STEMS = {"patches": "patch", "overlapping": "overlap", "tiered": "overlap_tiered"}
+_GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
+
+# The words for our sizes in timm's names of architectures.
+_WORDS = {"Atto": "atto", "Femto": "femto", "Pico": "pico", "Nano": "nano", "T": "tiny", "S": "small"}
+_WORDS |= {"B": "base", "L": "large", "XL": "xlarge", "XXL": "xxlarge", "H": "huge"}
+_ONLY = {"convnext": ("xlarge", "xxlarge"), "convnextv2": ("huge",)}  # Sizes of one version alone.
+_TESTS = {
+    "test_convnext": dict(depths=(1, 2, 4, 2), dims=(24, 32, 48, 64)),
+    "test_convnext2": dict(depths=(1, 1, 1, 1), dims=(32, 64, 96, 128)),
+}
+_SHOWN = ("depths", "dims", "use_grn", "ls_init_value", "stem_type", "head_hidden_size", "head_norm_first")
+_SHOWN += ("conv_mlp", "norm_eps", "kernel_sizes", "patch_size", "head_init_scale")
+
+
+def named(architecture: str) -> dict | None:
+    """Reads the name of a ConvNeXt's architecture into timm's arguments; None: it is of none."""
+    if architecture in _TESTS:
+        return _said(_TESTS[architecture]) | dict(norm_eps=1e-5, act_layer="gelu_tanh")
+    family, _, rest = architecture.partition("_")
+    word, _, more = rest.partition("_")
+    sizes = {word: SIZES[size] for size, word in _WORDS.items()}
+    if family not in _ONLY or word not in sizes:
+        return None
+    if more not in ("", "ols", "hnf", "mlp"):
+        raise UserError(f"timm's {architecture} is not read: it differs from a ConvNeXt ({more})")
+    said = _said(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
+    said |= dict(use_grn=family == "convnextv2", norm_eps=sizes[word].get("norm_epsilon", 1e-6))
+    if more == "ols":
+        said["stem_type"] = "overlap" if word == "nano" else "overlap_tiered"
+    if more == "mlp":
+        said["head_hidden_size"] = said["dims"][-1]
+    return said | dict(head_norm_first=more == "hnf")
+
+
+def _said(shape: dict) -> dict:
+    """What timm's arguments are where a name does not say them."""
+    return dict(use_grn=False, stem_type="patch", head_hidden_size=None, head_norm_first=False) | shape
+
+
+def _rules(values: dict) -> list[Rule]:
+    block = "stages.{0}.blocks.{1}."
+    inside = r"stages/(\d+)/(\d+)/"
+    convolutions = 1 if values["stem"] == "patches" else 2
+    stem = (torch_dense(f"stem/{place}", f"stem.{place}", CONV) for place in range(convolutions))
+    return [
+        *(rule for rules in stem for rule in rules),
+        *torch_norm("stem_norm", f"stem.{convolutions}"),
+        *torch_norm(r"stages/(\d+)/norm", "stages.{0}.downsample.0"),
+        *torch_dense(r"stages/(\d+)/downsample", "stages.{0}.downsample.1", CONV),
+        *torch_dense(inside + "depthwise", block + "conv_dw", CONV),
+        *torch_norm(inside + "norm", block + "norm"),
+        *torch_dense(inside + "fc1", block + "mlp.fc1"),
+        *torch_norm(inside + "response_norm", block + "mlp.grn"),
+        *torch_dense(inside + "fc2", block + "mlp.fc2"),
+        Rule(inside + "scale1", block + "gamma"),
+        *torch_norm("norm", "norm_pre" if values["norm_first"] else "head.norm"),
+        *torch_dense("pre_logits", "head.pre_logits.fc"),
+        *torch_dense("head", "head.fc"),
+    ]
+
+
+def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
+    """Takes dense layers that are convolutions of one pixel, as the small models have them, for dense."""
+    return {
+        name: tensor.reshaped(tensor.shape[:2])
+        if re.search(r"\.mlp\.fc\d\.weight$", name) and tensor.shape[2:] == (1, 1)
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors (renamed) and a `config.json` (or {}) belong to, which takes any size.
+
+    What neither says is timm's default: exact GELU, layer norms with 1e-6.
+    """
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    given, said = given_arguments(config, *_SHOWN), config.get("named", {})
+    blocks = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
+    try:
+        widths = tuple(shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][0] for stage in range(len(blocks)))
+        sides = {shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][-1] for stage in range(len(blocks))}
+        stem, channels = shapes["stem.0.weight"], shapes["stem.0.weight"][1]
+        hidden = shapes["head.pre_logits.fc.bias"][0] if "head.pre_logits.fc.bias" in shapes else None
+        kind = "patches" if stem[-1] == 4 else "overlapping" if stem[0] == widths[0] else "tiered"
+        shown = dict(
+            depths=blocks,
+            dims=widths,
+            use_grn="stages.0.blocks.0.mlp.grn.weight" in shapes,
+            stem_type=_STEMS[kind],
+            head_norm_first="norm_pre.weight" in shapes,
+            head_hidden_size=hidden,
+        )
+        refuse_contradictions(config, shown)
+        if sides != {KERNEL}:
+            raise UserError(f"a timm ConvNeXt with kernels of {sorted(sides)} is not read, but of {KERNEL}")
+        gelu = given.get("act_layer") or said.get("act_layer", "gelu")
+        epsilon = given.get("norm_eps") or said.get("norm_eps", 1e-6)
+        values = dict(
+            image_size=stated_size(config) or image_size or 224,
+            channels=channels,
+            num_classes=shapes["head.fc.bias"][0] if "head.fc.bias" in shapes else 0,
+            blocks=blocks,
+            widths=widths,
+            grn=shown["use_grn"],
+            layer_scale=1e-6 if "stages.0.blocks.0.gamma" in shapes else None,
+            stem=kind,
+            norm_first=shown["head_norm_first"],
+            head_hidden=hidden,
+            gelu=_GELUS[gelu],
+            norm_epsilon=epsilon,
+        )
+    except (KeyError, IndexError) as error:
+        raise UserError(f"these are not the tensors of a ConvNeXt of timm's: {error} is missing") from error
+    return values, ""
+
+
+def _describe(values: dict) -> dict:
+    if values["head_epsilon"] not in (None, values["norm_epsilon"]):
+        raise UserError(f"timm's ConvNeXt has no head_epsilon={values['head_epsilon']!r}")
+    family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
+    shape = dict(blocks=values["blocks"], widths=values["widths"])
+    words = [word for size, word in _WORDS.items() if SIZES[size] | shape == SIZES[size]]
+    words = [word for word in words if word not in _ONLY[other]] or ["tiny"]  # Its shape is an argument.
+    return dict(
+        architecture=f"{family}_{words[0]}",
+        model_args=dict(
+            depths=list(values["blocks"]),
+            dims=list(values["widths"]),
+            in_chans=values["channels"],
+            use_grn=values["grn"],
+            ls_init_value=values["layer_scale"],
+            stem_type=_STEMS[values["stem"]],
+            head_norm_first=values["norm_first"],
+            head_hidden_size=values["head_hidden"],
+            conv_mlp=False,
+            act_layer="gelu_tanh" if values["gelu"] == "tanh" else "gelu",
+            norm_eps=values["norm_epsilon"],
+        ),
+        num_features=values["widths"][-1],
+    ) | pretrained_config(values, fixed_input_size=False)
+
+
+FORMAT = Format(
+    model=ConvNeXt,
+    claims=lambda config, tensors: "stages.0.blocks.0.conv_dw.weight" in tensors,
+    arguments=_arguments,
+    rules=_rules,
+    describe=_describe,
+    rename=_rename,
+)

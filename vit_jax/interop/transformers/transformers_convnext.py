@@ -1,0 +1,97 @@
+"""ConvNeXt and ConvNeXt V2 in Hugging Face Transformers."""
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import CHANNELS, CONV, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Format
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.transformers.transformers_config import (
+    below,
+    common_config,
+    count_classes,
+    require_always,
+)
+from vit_jax.models.convnext import ConvNeXt
+
+_LAYER = "encoder.stages.{0}.layers.{1}."
+_INSIDE = r"stages/(\d+)/(\d+)/"
+_RULES = (
+    *torch_dense("stem/0", "embeddings.patch_embeddings", CONV),
+    *torch_norm("stem_norm", "embeddings.layernorm"),
+    *torch_norm(r"stages/(\d+)/norm", "encoder.stages.{0}.downsampling_layer.0"),
+    *torch_dense(r"stages/(\d+)/downsample", "encoder.stages.{0}.downsampling_layer.1", CONV),
+    *torch_dense(_INSIDE + "depthwise", _LAYER + "dwconv", CONV),
+    *torch_norm(_INSIDE + "norm", _LAYER + "layernorm"),
+    *torch_dense(_INSIDE + "fc1", _LAYER + "pwconv1"),
+    Rule(_INSIDE + "response_norm/scale", _LAYER + "grn.weight", CHANNELS),
+    Rule(_INSIDE + "response_norm/bias", _LAYER + "grn.bias", CHANNELS),
+    *torch_dense(_INSIDE + "fc2", _LAYER + "pwconv2"),
+    Rule(_INSIDE + "scale1", _LAYER + "layer_scale_parameter"),
+    *torch_norm("norm", "layernorm"),
+)
+_START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}  # Of the classes' names.
+
+
+def _rules(values: dict) -> tuple[Rule, ...]:
+    """The rules of a model; names lie below `convnext.` or `convnextv2.` where there is a classifier."""
+    if not values["num_classes"]:
+        return _RULES
+    return (*below(_model_type(values), _RULES), *torch_dense("head", "classifier"))
+
+
+def _model_type(values: dict) -> str:
+    return "convnextv2" if values["grn"] else "convnext"
+
+
+def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors and a `config.json` belong to, which takes images of any size."""
+    kind = config["model_type"]
+    classes = count_classes(tensors, config, _START[kind])
+    require_always(config, dict(hidden_act="gelu", patch_size=4))
+    scaled = any(name.endswith("layer_scale_parameter") for name in tensors)
+    depths, widths = config.get("depths", (3, 3, 9, 3)), config.get("hidden_sizes", (96, 192, 384, 768))
+    if config.get("num_stages", len(depths)) != len(depths):
+        raise UserError(f"config.json has num_stages {config['num_stages']!r} and {len(depths)} depths")
+    values = dict(
+        image_size=image_size or config.get("image_size", 224),
+        channels=config.get("num_channels", 3),
+        num_classes=classes,
+        blocks=tuple(depths),
+        widths=tuple(widths),
+        grn=kind == "convnextv2",
+        layer_scale=config.get("layer_scale_init_value", 1e-6) if scaled else None,
+        head_epsilon=config.get("layer_norm_eps", 1e-12),
+    )
+    return values, ""
+
+
+def _describe(values: dict) -> dict:
+    kind = _model_type(values)
+    always = dict(stem="patches", norm_first=False, head_hidden=None, norm_epsilon=1e-6)
+    for option, only in always.items():
+        if values[option] != only:
+            raise UserError(f"Transformers' ConvNeXt has no {option}={values[option]!r}")
+    if values["grn"] == (values["layer_scale"] is not None):
+        raise UserError("Transformers' ConvNeXt has either GRN or LayerScale")
+    model = "ForImageClassification" if values["num_classes"] else "Model"
+    described = dict(
+        architectures=[_START[kind] + model],
+        model_type=kind,
+        depths=list(values["blocks"]),
+        hidden_sizes=list(values["widths"]),
+        num_stages=len(values["blocks"]),
+        hidden_act="gelu" if values["gelu"] == "erf" else "gelu_pytorch_tanh",
+        layer_norm_eps=values["head_epsilon"] or values["norm_epsilon"],
+        patch_size=4,
+        image_size=values["image_size"][0],
+    )
+    scale = {} if values["grn"] else dict(layer_scale_init_value=values["layer_scale"])
+    return described | scale | common_config(values)
+
+
+FORMAT = Format(
+    model=ConvNeXt,
+    claims=lambda config, tensors: config.get("model_type") in _START,
+    arguments=_arguments,
+    rules=_rules,
+    describe=_describe,
+)

@@ -1,0 +1,398 @@
+"""ConvNeXt and ConvNeXt V2 (Liu et al., 2022; Woo et al., 2023): convolutions arranged as a Transformer.
+
+Four stages of blocks: a 7x7 convolution of each channel by itself, a layer norm, and an MLP over the
+channels. V1 scales a block's output by a learned factor (LayerScale), V2 normalises the MLP's hidden values
+by how strong each channel is in the whole image (GRN). Dimensions are named: batch height width channels.
+"""
+
+import math
+import re
+from functools import partial
+from numbers import Integral
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.arguments import check_arguments, or_none
+from vit_jax.errors import UserError
+from vit_jax.models import initializers
+from vit_jax.models.dropout import drop
+from vit_jax.models.family import Family
+from vit_jax.models.image_model import ImageModel
+from vit_jax.models.layers import named, run_layers
+from vit_jax.models.pixels import Statistic
+from vit_jax.models.resnet import linear_head
+from vit_jax.options import Option, flag, number, one_of, several, whole
+
+ARGUMENTS = {
+    "widths": several(whole(1, 2**16), least=1),
+    "grn": flag(),
+    "stem": one_of("patches", "overlapping", "tiered"),
+    "norm_first": flag(),
+    "head_hidden": or_none(whole(1, 2**20)),
+    "head_epsilon": or_none(number(above=0, most=1)),
+}
+
+OPTIONS = {
+    "model.widths": Option(None, ARGUMENTS["widths"], "Channels in each stage of a ConvNeXt."),
+    "model.grn": Option(None, ARGUMENTS["grn"], "ConvNeXt V2's normalisation of hidden values."),
+    "model.stem": Option(None, ARGUMENTS["stem"], "A ConvNeXt's first layers."),
+    "model.norm_first": Option(
+        None, ARGUMENTS["norm_first"], "Normalise a ConvNeXt's features before the mean."
+    ),
+    "model.head_epsilon": Option(
+        None, ARGUMENTS["head_epsilon"], "Small constant of the norm before a ConvNeXt's head."
+    ),
+    "model.head_hidden": Option(
+        None, ARGUMENTS["head_hidden"], "Width of a hidden layer in a ConvNeXt's head."
+    ),
+}
+
+# Blocks and channels of each stage, by the authors' names; Atto to Nano came with V2, Small is V1's alone.
+SIZES = {
+    "Atto": dict(blocks=(2, 2, 6, 2), widths=(40, 80, 160, 320)),
+    "Femto": dict(blocks=(2, 2, 6, 2), widths=(48, 96, 192, 384)),
+    "Pico": dict(blocks=(2, 2, 6, 2), widths=(64, 128, 256, 512)),
+    "Nano": dict(blocks=(2, 2, 8, 2), widths=(80, 160, 320, 640)),
+    "T": dict(blocks=(3, 3, 9, 3), widths=(96, 192, 384, 768)),
+    "S": dict(blocks=(3, 3, 27, 3), widths=(96, 192, 384, 768)),
+    "B": dict(blocks=(3, 3, 27, 3), widths=(128, 256, 512, 1024)),
+    "L": dict(blocks=(3, 3, 27, 3), widths=(192, 384, 768, 1536)),
+    "XL": dict(blocks=(3, 3, 27, 3), widths=(256, 512, 1024, 2048)),
+    "H": dict(blocks=(3, 3, 27, 3), widths=(352, 704, 1408, 2816)),
+    "XXL": dict(blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5),  # OpenCLIP's.
+}
+VERSIONS = {"ConvNeXt": {}, "ConvNeXtV2": dict(grn=True, layer_scale=None)}
+
+KERNEL = 7  # Side of a block's convolution.
+RATIO = 4  # Width of its MLP's hidden layer over the block's.
+
+
+class Common(NamedTuple):
+    """The values that all layers of a model share."""
+
+    grn: bool
+    gelu: str
+    layer_scale: float | None
+    epsilon: float
+    dtype: Any
+
+    def norm(self, channels: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
+        """A layer norm of the channels, whose statistics are float32."""
+        return nnx.LayerNorm(channels, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
+
+    def dense(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
+        """A dense layer over the channels."""
+        return nnx.Linear(inputs, outputs, kernel_init=_small, dtype=self.dtype, rngs=rngs)
+
+    def conv(self, inputs: int, outputs: int, side: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
+        """A convolution; one whose stride is its side sees every pixel once, others keep the borders."""
+        pad = 0 if stride == side else side // 2
+        return nnx.Conv(
+            inputs,
+            outputs,
+            (side, side),
+            strides=(stride, stride),
+            padding=((pad, pad), (pad, pad)),
+            kernel_init=_small,
+            dtype=self.dtype,
+            rngs=rngs,
+        )
+
+
+_small = initializers.normal(0.02)  # As the authors', whose cut at -2 and 2 cuts nothing.
+
+
+class ResponseNorm(nnx.Module):
+    """Global response normalisation: each channel times its strength in the image over the channels' mean."""
+
+    def __init__(self, channels: int):
+        self.scale, self.bias = nnx.Param(jnp.zeros(channels)), nnx.Param(jnp.zeros(channels))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[batch, height, width, channels]` to the same shape; the strengths are float32."""
+        strength = jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum((1, 2), keepdims=True))
+        share = (strength / (strength.mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
+        return x + self.scale[...].astype(x.dtype) * (x * share) + self.bias[...].astype(x.dtype)
+
+
+class ConvNeXtBlock(nnx.Module):
+    """A convolution of each channel, a layer norm, an MLP over the channels, beside a shortcut."""
+
+    def __init__(self, width: int, common: Common, rngs: nnx.Rngs):
+        self.depthwise = nnx.Conv(
+            width,
+            width,
+            (KERNEL, KERNEL),
+            padding="SAME",
+            feature_group_count=width,
+            kernel_init=_small,
+            dtype=common.dtype,
+            rngs=rngs,
+        )
+        self.norm = common.norm(width, rngs)
+        self.fc1 = common.dense(width, RATIO * width, rngs)
+        self.response_norm = ResponseNorm(RATIO * width) if common.grn else None
+        self.fc2 = common.dense(RATIO * width, width, rngs)
+        scaled = common.layer_scale is not None
+        self.scale1 = nnx.Param(jnp.full(width, common.layer_scale)) if scaled else None
+        self.gelu = common.gelu
+
+    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None, stochastic_depth: float) -> jax.Array:
+        """`[batch, height, width, channels]` to the same shape."""
+        branch = self.fc1(self.norm(self.depthwise(x)))
+        branch = named("hidden_features", nnx.gelu(branch, approximate=self.gelu == "tanh"))
+        if self.response_norm is not None:
+            branch = self.response_norm(branch)
+        branch = self.fc2(branch)
+        if self.scale1 is not None:
+            branch = branch * self.scale1[...].astype(branch.dtype)
+        return x + drop(branch, stochastic_depth, rngs, (x.shape[0], 1, 1, 1))
+
+
+class ConvNeXt(ImageModel):
+    """A ConvNeXt, V1 or V2, for images of any size.
+
+    The first layers divide the image's sides by 4 and each later stage by 2; what is left over at the right
+    and at the bottom is not seen, as in the authors' code.
+
+    Args:
+      image_size: height and width in pixels, or one number for a square; other sizes are taken too.
+      num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
+      blocks, widths: blocks and channels of each stage.
+      grn: V2's normalisation of hidden values.
+      layer_scale: initial value of LayerScale; None for none, as in V2.
+      stem: `patches`, a convolution of 4x4 pixels; `overlapping`, two of 3x3 that each halve the image;
+        `tiered`, the first of these with half the channels (timm).
+      norm_first: normalise the last stage's features at each place, and not their mean (timm).
+      head_hidden: width of a dense layer with a GELU before the linear head; None for none (timm, OpenCLIP).
+      channels: of the images.
+      mean, deviation: of the pixels that it is trained on, as of `ViT`.
+      gelu: `erf` (exact, as the authors') or `tanh`.
+      stochastic_depth: rate of skipped branches in the last block; it rises linearly from 0.
+      norm_epsilon: of the layer norms.
+      head_epsilon: of the last one, before the head; None for `norm_epsilon` (Transformers).
+      head_bias: initial value of the head's biases; its kernel is zero.
+      remat: what of a block the backward pass computes anew, as of `ViT`.
+      dtype: of the computation; parameters, normalisation statistics and logits are float32.
+      rngs: the key for initialisation.
+
+    Raises:
+      UserError: an argument of another type or out of its bounds, or more stages than widths.
+    """
+
+    arguments = ARGUMENTS
+
+    def __init__(
+        self,
+        *,
+        image_size: int | tuple[int, int],
+        num_classes: int,
+        blocks: tuple[int, ...] = (3, 3, 9, 3),
+        widths: tuple[int, ...] = (96, 192, 384, 768),
+        grn: bool = False,
+        layer_scale: float | None = 1e-6,
+        stem: str = "patches",
+        norm_first: bool = False,
+        head_hidden: int | None = None,
+        channels: int = 3,
+        mean: Statistic = 0.5,
+        deviation: Statistic = 0.5,
+        gelu: str = "erf",
+        stochastic_depth: float = 0.0,
+        norm_epsilon: float = 1e-6,
+        head_epsilon: float | None = None,
+        head_bias: float = 0.0,
+        remat: str = "none",
+        dtype: str = "float32",
+        rngs: nnx.Rngs,
+    ):
+        given = SimpleNamespace(**locals())
+        check_arguments(vars(given), self.arguments)
+        size = (image_size,) * 2 if isinstance(image_size, Integral) else tuple(image_size)
+        _check_together(given, size)
+        super().__init__(size, channels, mean, deviation, any_size=True)
+        self.num_classes, self.blocks_per_stage, self.remat = num_classes, tuple(blocks), remat
+        self.stochastic_depth, self.gelu = stochastic_depth, gelu
+        common = Common(grn, gelu, layer_scale, norm_epsilon, jnp.dtype(dtype))
+
+        self.stem = nnx.Dict(_stem(stem, channels, widths[0], common, rngs))
+        self.stem_norm = common.norm(widths[0], rngs)
+        # Named by stage and place, so that a checkpoint's paths are strings that sort in order.
+        self.stages = nnx.Dict()
+        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+            before = widths[stage - 1]
+            parts = {}
+            if stage:
+                parts["norm"] = common.norm(before, rngs)
+                parts["downsample"] = common.conv(before, width, 2, 2, rngs)
+            parts |= {f"{place:02d}": ConvNeXtBlock(width, common, rngs) for place in range(count)}
+            self.stages[f"{stage}"] = nnx.Dict(parts)
+        self.norm = common._replace(epsilon=head_epsilon or norm_epsilon).norm(widths[-1], rngs)
+        self.norm_first, features = norm_first, head_hidden or widths[-1]
+        self.pre_logits = common.dense(widths[-1], head_hidden, rngs) if head_hidden else None
+        self.head = linear_head(features, num_classes, head_bias, rngs) if num_classes else None
+
+    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
+
+        Args:
+          images: uint8, or floats in [-1, 1].
+          rngs: a `dropout` stream; with it the call is a training call.
+
+        Raises:
+          UserError: images of another type or number of channels, or too small for the stages.
+        """
+        x = self.features(images, rngs)
+        return x if self.head is None else self.head(x)
+
+    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Turns images into what enters the head, `[batch, features]`."""
+        x = self.pyramid(images, rngs)[-1]
+        x = self.norm(x).mean((1, 2)) if self.norm_first else self.norm(x.mean((1, 2)))
+        if self.pre_logits is not None:
+            x = nnx.gelu(self.pre_logits(x), approximate=self.gelu == "tanh")
+        return x
+
+    def pyramid(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> list[jax.Array]:
+        """Turns images into the features of each stage, `[batch, rows, columns, channels]`, finest first.
+
+        They are not normalised, as in the authors' code for dense prediction before its norms.
+        """
+        _check_size(jnp.shape(images)[1:3], len(self.blocks_per_stage))
+        x = self.normalize(images)
+        for conv in self.stem.values():
+            x = conv(x)
+        x, found, first = named("features", self.stem_norm(x)), [], 0
+        last = max(1, sum(self.blocks_per_stage) - 1)
+        for count, parts in zip(self.blocks_per_stage, self.stages.values(), strict=True):
+            if "downsample" in parts:
+                x = named("features", parts["downsample"](parts["norm"](x)))
+            rates = [self.stochastic_depth * place / last for place in range(first, first + count)]
+            keys = [rngs.dropout() if rngs is not None and rate else None for rate in rates]
+            blocks = [parts[f"{place:02d}"] for place in range(count)]
+            x = run_layers(_call_block, blocks, x, list(zip(keys, rates, strict=True)), remat=self.remat)
+            found.append(x)
+            first += count
+        return found
+
+
+def _call_block(block: ConvNeXtBlock, x: jax.Array, inputs: tuple[jax.Array | None, float]) -> jax.Array:
+    key, rate = inputs
+    return named("features", block(x, None if key is None else nnx.Rngs(dropout=key), rate))
+
+
+def _stem(kind: str, channels: int, width: int, common: Common, rngs: nnx.Rngs) -> dict[str, nnx.Conv]:
+    """The convolutions that divide an image's sides by 4."""
+    if kind == "patches":
+        return {"0": common.conv(channels, width, 4, 4, rngs)}
+    middle = _divisible(width // 2) if kind == "tiered" else width
+    return {"0": common.conv(channels, middle, 3, 2, rngs), "1": common.conv(middle, width, 3, 2, rngs)}
+
+
+def _divisible(channels: int) -> int:
+    """The multiple of 8 that is nearest, one up where that would be less than nine tenths (timm)."""
+    near = max(8, (channels + 4) // 8 * 8)
+    return near + 8 if near < 0.9 * channels else near
+
+
+def _check_together(given: SimpleNamespace, size: tuple[int, int]) -> None:
+    """Raises UserError for arguments of `ConvNeXt` that do not fit one another."""
+    if len(given.blocks) != len(given.widths):
+        raise UserError(
+            f"model.blocks has {len(given.blocks)} stages and model.widths {len(given.widths)}: each stage "
+            "needs its width"
+        )
+    _check_size(size, len(given.blocks))
+
+
+def _check_size(size: tuple[int, ...], stages: int) -> None:
+    """Raises UserError for images of which the last stage would see nothing."""
+    least = 4 * 2 ** (stages - 1)
+    if len(size) == 2 and min(size) < least:
+        raise UserError(
+            f"images of {size[0]}x{size[1]} pixels are too small for {stages} stages: use {least} or more"
+        )
+
+
+def _parse(name: str) -> dict | None:
+    match = re.fullmatch(r"(ConvNeXt(?:V2)?)-(\w+)", name)
+    if not match or match[2] not in SIZES or name == "ConvNeXtV2-XL" or name == "ConvNeXtV2-XXL":
+        return None
+    return SIZES[match[2]] | VERSIONS[match[1]]
+
+
+def _spell(values: dict) -> str:
+    version = "ConvNeXtV2" if values.get("grn") else "ConvNeXt"
+    shape = dict(blocks=tuple(values["blocks"]), widths=tuple(values["widths"]))
+    for name, known in SIZES.items():
+        if {key: known[key] for key in shape} == shape:
+            return f"{version}-{name}"
+    return f"{version} (blocks {shape['blocks']}, widths {shape['widths']})"
+
+
+def _source(name: str) -> str:
+    if name == "ConvNeXt-XXL":
+        return "Ilharco et al., 2021 (OpenCLIP)"
+    later = name.startswith("ConvNeXtV2") or name.removeprefix("ConvNeXt-") in (
+        "Atto",
+        "Femto",
+        "Pico",
+        "Nano",
+    )
+    return "Woo et al., 2023 (ConvNeXt V2)" if later else "Liu et al., 2022 (ConvNeXt)"
+
+
+def _smallest(values: dict) -> dict:
+    stages = len(values["blocks"])
+    widths = tuple(16 * 2**stage for stage in range(stages))
+    return dict(blocks=(1,) * stages, widths=widths, image_size=2 ** (stages + 1) * 2)
+
+
+def _layers(model: ConvNeXt):
+    """The number of a parameter's layer, as the papers' fine-tuning counts them.
+
+    Models with 27 blocks or so in the third stage have twelve layers: each other stage is one, and three
+    blocks of the third are one (V1, and V2's larger ones). Of smaller models each block is one (V2).
+    """
+    blocks = model.blocks_per_stage
+    grouped = len(blocks) == 4 and blocks[2] >= 27
+    return partial(_layer, blocks, grouped)
+
+
+def _layer(blocks: tuple[int, ...], grouped: bool, path: str) -> float:
+    first, *rest = path.split("/")
+    if first in ("stem", "stem_norm"):
+        return -1
+    if first != "stages":
+        return math.inf
+    stage, place = int(rest[0]), int(rest[1]) if rest[1].isdigit() else 0
+    if not grouped:
+        return sum(blocks[:stage]) + place
+    return stage + (place // 3 if stage == 2 else 0) if stage < 3 else 2 + math.ceil(blocks[2] / 3)
+
+
+FAMILY = Family(
+    model=ConvNeXt,
+    names=(
+        *(f"ConvNeXt-{size}" for size in ("T", "S", "B", "L", "XL", "XXL", "Atto", "Femto", "Pico", "Nano")),
+        *(f"ConvNeXtV2-{size}" for size in ("Atto", "Femto", "Pico", "Nano", "T", "S", "B", "L", "H")),
+    ),
+    parse=_parse,
+    spell=_spell,
+    source=_source,
+    smallest=_smallest,
+    axes=(
+        (r"depthwise/kernel", "height width one -> channels"),
+        (r"(stem/\d+|downsample)/kernel", "height width inputs -> outputs"),
+        (r"stages/\d+/\d+/fc1/kernel", "dim -> hidden"),
+        (r"stages/\d+/\d+/fc1/bias", "hidden"),
+        (r"stages/\d+/\d+/fc2/kernel", "hidden -> dim"),
+        (r"response_norm/(scale|bias)", "hidden"),
+    ),
+    layer=_layers,
+    any_size=True,
+)
