@@ -10,8 +10,8 @@ from test_parity import randomise, torch_logits
 import vit_jax
 from vit_jax.errors import UserError
 
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "resnetv2")
-MOST = 30e6  # Parameters; a larger ViT is cut to two layers, a larger ResNet left out.
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "resnetv2", "convnext")
+MOST = 30e6  # Parameters; a larger ViT is cut to two layers, a ConvNeXt to four blocks, a ResNet left out.
 
 
 def differs(torch, theirs, folder) -> float:
@@ -52,8 +52,8 @@ def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("test_vit3", {}, "none of the ViTs"),  # It pools the register too.
-        ("test_vit4", {}, "none of the ViTs"),
+        ("test_vit3", {}, "none of the models"),  # It pools the register too.
+        ("test_vit4", {}, "none of the models"),
         ("vit_tiny_patch16_224", dict(depth=1, pool_include_prefix=True), "pool_include_prefix=True"),
         ("vit_base_patch32_siglip_gap_256", dict(embed_dim=48, depth=1), r"differs from a ViT \(siglip\)"),
     ],
@@ -72,8 +72,8 @@ def test_model_that_computes_otherwise_is_refused(name, options, words, torch, t
         ("deit_tiny_distilled_patch16_224", "contradicts the tensors"),
         ("vit_base_r50_s16_224", r"has layers \(3, 4, 9\), they have None"),
         ("resnetv2_50x1_bit", r"has layers \(3, 4, 6, 3\), they have None"),
-        ("resnet50", "resnet50 is none of the ViTs, hybrids and BiTs"),
-        ("my_vit", "my_vit is none of the ViTs, hybrids and BiTs"),
+        ("resnet50", "resnet50 is none of the models that are read"),
+        ("my_vit", "my_vit is none of the models that are read"),
     ],
 )
 def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_path):
@@ -94,10 +94,13 @@ def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_
         resnet = not hasattr(whole, "blocks") or hasattr(whole.patch_embed, "backbone")
         options = {}
         if sum(p.numel() for p in whole.parameters()) > MOST:
-            if not hasattr(whole, "blocks"):
+            if name.startswith("convnext"):
+                options = dict(depths=(1, 1, 1, 1))
+            elif not hasattr(whole, "blocks"):
                 print(f"{name}: left out")
                 continue
-            options = dict(depth=2)
+            else:
+                options = dict(depth=2)
         folder = tmp_path / name
         off = differs(torch, saved(torch, timm, folder, name, **options), folder)
         (folder / "model.safetensors").unlink()
@@ -110,7 +113,7 @@ def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_
             wrong[name] = off
     print(f"{len(equal)} give their logits, {len(refused)} are refused")
     assert not wrong
-    assert len(equal) > 60
+    assert len(equal) > 85
 
 
 TRANSFORMERS_SMALL = {
@@ -118,6 +121,7 @@ TRANSFORMERS_SMALL = {
         hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64, image_size=32
     ),
     "Bit": dict(depths=[1, 1], hidden_sizes=[256, 512]),
+    "ConvNext": dict(depths=[1, 2], hidden_sizes=[16, 24], num_stages=2, image_size=32),
 }
 
 
@@ -139,6 +143,12 @@ TRANSFORMERS_SMALL = {
         ("ViT", dict(layer_norm_eps=float("nan")), "norm_epsilon is nan and must be a finite number"),
         ("ViT", dict(layer_norm_eps=-1e-6), "norm_epsilon is -1e-06 and must be a finite number"),
         ("ViT", dict(image_size=[32, 32, 32]), "image_size is"),
+        ("ConvNext", dict(architectures=["ConvNextModel"]), "not of its architecture 'ConvNextModel'"),
+        ("ConvNext", dict(hidden_act="relu"), "hidden_act='relu' is not read"),
+        ("ConvNext", dict(num_stages=3), "has num_stages 3 and 2 depths"),
+        ("ConvNext", dict(hidden_sizes=[16, 25]), r"widths|\[25|24"),
+        ("ConvNext", dict(depths=[1, 3]), "lacks convnext.encoder.stages.1.layers.2"),
+        ("ConvNext", dict(layer_norm_eps="x"), "head_epsilon is 'x' and must be"),
         ("Bit", dict(architectures=["BitModel"]), "not of its architecture 'BitModel'"),
         ("Bit", dict(hidden_sizes=[64, 128]), r"hidden_sizes=\[64, 128\] is not read"),
         ("Bit", dict(depths="34"), "resnet_blocks is|not read|config.json"),

@@ -103,7 +103,7 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
         ("vit_tiny_patch16_224", dict(reg_tokens=2, pool_include_prefix=True), "pool_include_prefix=True"),
         ("vit_tiny_patch16_224", dict(qkv_bias=False), r"lacks blocks\.0\.attn\.qkv\.bias"),
         ("vit_base_patch16_clip_224", dict(depth=1), "is not read"),
-        ("convnext_atto", {}, "convnext_atto is none of the ViTs, hybrids and BiTs"),
+        ("convnext_zepto_rms", {}, "convnext_zepto_rms is none of the models that are read"),
     ],
 )
 def test_timm_model_that_computes_otherwise_is_refused(name, options, message, torch, timm, tmp_path):

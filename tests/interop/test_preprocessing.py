@@ -93,6 +93,7 @@ PROCESSORS = {
     "ViT": (dict(), "square", 1, "bilinear_antialias", 0.5),
     "DeiT": (dict(), "square", Fraction(224, 256), "bicubic", 0.5),
     "Bit": (dict(), "short_side", 1, "bicubic", (0.48145466, 0.4578275, 0.40821073)),
+    "ConvNext": (dict(), "square", 1, "bicubic", 0.5),
     "CLIP": (
         dict(
             size={"shortest_edge": 40},
@@ -121,7 +122,7 @@ def test_what_transformers_file_does_not_say_is_the_processors_default(kind, suf
     assert np.all(np.asarray(found["mean"]) == np.asarray(mean))
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Bit"])
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Bit", "ConvNext"])
 def test_the_defaults_are_those_of_transformers(kind, transformers):
     theirs = getattr(transformers, f"{kind}ImageProcessor")()
     name = f"{kind}ImageProcessor"
@@ -130,6 +131,12 @@ def test_the_defaults_are_those_of_transformers(kind, transformers):
     assert alone[1] == ours[1]
     for one in ("mean", "deviation", "image_size"):
         assert np.all(np.asarray(alone[0][one]) == np.asarray(ours[0][one]))
+
+
+def test_convnexts_processor_crops_what_is_small():
+    said = dict(feature_extractor_type="ConvNextFeatureExtractor", size=224, crop_pct=0.95)
+    found, seen = of_transformers(said)
+    assert (seen.kind, seen.share, found["image_size"]) == ("short_side", Fraction(224, 235), (224, 224))
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ TIMM = {
         dict(img_size=80, global_pool="avg", class_token=False, fc_norm=False),
         CLIP | dict(interpolation="bilinear", crop_pct=1.0, crop_mode="squash"),
     ),
+    "ConvNeXt": (
+        "convnext_tiny",
+        dict(depths=(1, 1, 2, 1), dims=(16, 24, 32, 40)),
+        IMAGENET | dict(interpolation="bicubic", crop_pct=0.875),
+    ),
     "squash, registers": (
         "vit_tiny_patch16_224",
         dict(img_size=96, reg_tokens=3, no_embed_class=True),
@@ -51,6 +56,7 @@ TIMM = {
     ),
 }
 HIDDEN = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96)
+CONVNEXT = dict(depths=[1, 1, 2, 1], hidden_sizes=[16, 24, 32, 40])
 SQUARE = {"height": 96, "width": 96}
 # Kind, its config, the class of the image processor, and what its file says.
 TRANSFORMERS = {
@@ -78,6 +84,18 @@ TRANSFORMERS = {
         dict(depths=[1, 1], hidden_sizes=[256, 512], embedding_size=64),
         "BitImageProcessor",
         dict(size={"shortest_edge": 96}, crop_size=SQUARE),
+    ),
+    "ConvNeXt": (
+        "ConvNext",
+        CONVNEXT | dict(image_size=96),
+        "ConvNextImageProcessor",
+        dict(size={"shortest_edge": 96}, crop_pct=0.875),
+    ),
+    "ConvNeXt V2 of 384 pixels, whole": (
+        "ConvNextV2",
+        CONVNEXT | dict(image_size=384),
+        "ConvNextImageProcessor",
+        dict(size={"shortest_edge": 384}),
     ),
 }
 
@@ -151,10 +169,11 @@ def compare(folder: Path, paths: list[Path], wanted: np.ndarray, record_property
 @pytest.mark.parametrize("case", TIMM)
 def test_timm_gives_the_same_probabilities(case, torch, timm, photographs, tmp_path, record_property):
     name, arguments, said = TIMM[case]
-    size = arguments["img_size"]
+    size = arguments.get("img_size", 96)  # A ConvNeXt takes any.
+    arguments = arguments if name.startswith("convnext") else TINY | arguments
     size = (size, size) if isinstance(size, int) else size
-    said = said | dict(input_size=(3, *size), fixed_input_size=True)
-    theirs = timm.create_model(name, num_classes=CLASSES, pretrained_cfg_overlay=said, **(TINY | arguments))
+    said = said | dict(input_size=(3, *size), fixed_input_size="img_size" in arguments)
+    theirs = timm.create_model(name, num_classes=CLASSES, pretrained_cfg_overlay=said, **arguments)
     config = timm.data.resolve_data_config({}, model=theirs)
     transform = timm.data.create_transform(**config)
     images = [transform(Image.open(path).convert("RGB")) for path in photographs]

@@ -1,6 +1,7 @@
 """What is written is read back bit for bit, in every format."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ def small(name: str) -> dict:
     return VIT | blocks | dict(image_size=4 * patch)
 
 
-GOOGLE = [name for name in vit_jax.MODELS if "Axial" not in name]
+GOOGLE = [name for name in vit_jax.MODELS if re.match("(R.*)?ViT|BiT", name)]
+CONVNEXT = FEW | dict(image_size=32, blocks=(1, 1, 2, 1), widths=(16, 24, 32, 40))
 TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32"]
 TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))]
 OPTIONS = {
@@ -71,6 +73,22 @@ CASES = [
     ("google", "BiT-R26x1/4", FEW | dict(image_size=16, resnet_stem="small")),
     ("google", "BiT-R14x1/8", FEW | dict(image_size=64)),
     ("transformers", "BiT-R14x3", FEW | dict(image_size=32, resnet_blocks=(1,), resnet_width=3 / 2)),
+    *(
+        (library, name, CONVNEXT | options)
+        for library in ("timm", "transformers")
+        for name in ("ConvNeXt-T", "ConvNeXtV2-T")
+        for options in ({}, dict(num_classes=0), dict(channels=5))
+    ),
+    *(
+        ("timm", "ConvNeXt-T", CONVNEXT | options)
+        for options in (
+            dict(stem="overlapping", gelu="tanh"),
+            dict(stem="tiered", norm_first=True, norm_epsilon=1e-5),
+            dict(head_hidden=24),
+        )
+    ),
+    ("timm", "ConvNeXtV2-Atto", FEW | dict(image_size=32)),
+    ("transformers", "ConvNeXt-T", CONVNEXT | dict(head_epsilon=1e-12)),
     *(
         (library, "ViT-Ti/16", VIT | dict(image_size=64) | o)
         for library, all_ in OPTIONS.items()

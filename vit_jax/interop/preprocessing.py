@@ -41,8 +41,6 @@ _PROCESSORS = {
         size={"shortest_edge": 384},
         resample=3,
         crop_pct=224 / 256,
-        image_mean=list(IMAGENET["mean"]),
-        image_std=list(IMAGENET["deviation"]),
     ),
 }
 

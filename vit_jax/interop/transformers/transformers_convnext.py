@@ -28,6 +28,7 @@ _RULES = (
     Rule(_INSIDE + "scale1", _LAYER + "layer_scale_parameter"),
     *torch_norm("norm", "layernorm"),
 )
+NORM_EPSILON = 1e-6  # Of all norms but the last.
 _START = {"convnext": "ConvNext", "convnextv2": "ConvNextV2"}  # Of the classes' names.
 
 
@@ -51,6 +52,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     depths, widths = config.get("depths", (3, 3, 9, 3)), config.get("hidden_sizes", (96, 192, 384, 768))
     if config.get("num_stages", len(depths)) != len(depths):
         raise UserError(f"config.json has num_stages {config['num_stages']!r} and {len(depths)} depths")
+    epsilon = config.get("layer_norm_eps", 1e-12)  # Of the last norm alone.
     values = dict(
         image_size=image_size or config.get("image_size", 224),
         channels=config.get("num_channels", 3),
@@ -59,14 +61,14 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         widths=tuple(widths),
         grn=kind == "convnextv2",
         layer_scale=config.get("layer_scale_init_value", 1e-6) if scaled else None,
-        head_epsilon=config.get("layer_norm_eps", 1e-12),
+        head_epsilon=None if epsilon == NORM_EPSILON else epsilon,
     )
     return values, ""
 
 
 def _describe(values: dict) -> dict:
     kind = _model_type(values)
-    always = dict(stem="patches", norm_first=False, head_hidden=None, norm_epsilon=1e-6)
+    always = dict(stem="patches", norm_first=False, head_hidden=None, norm_epsilon=NORM_EPSILON)
     for option, only in always.items():
         if values[option] != only:
             raise UserError(f"Transformers' ConvNeXt has no {option}={values[option]!r}")
