@@ -69,6 +69,7 @@ OTHER_JOBS += (
     "bit_i21k",
     "bit_r152x4_jft",
     "bit_hyperrule",
+    "convnext",
 )
 
 
@@ -208,6 +209,7 @@ SMOKE = (
     "masked_patch_b16",
     "mae_h14",
     "mae_finetune",
+    "convnext",
 )
 SMOKE = ("vit_s16_i1k", *(pytest.param(name, marks=pytest.mark.slow) for name in SMOKE))
 

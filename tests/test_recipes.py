@@ -150,6 +150,54 @@ def test_mae_finetune_config_holds_the_published_values(model, row):
     assert optimizer.count_from == 0
 
 
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("model=ConvNeXt-T", (300, 4096, 4e-3, 0.05, 6256, 1.0, 0.1, 0.8, 0.9999, 224, 256)),
+        ("model=ConvNeXt-L", (300, 4096, 4e-3, 0.05, 6256, 1.0, 0.5, 0.8, 0.9999, 224, 256)),
+        ("model=ConvNeXt-XL,task=i21k", (90, 4096, 4e-3, 0.05, 17330, 1.0, 0.2, 0.8, 0.0, 224, 256)),
+        ("model=ConvNeXt-B,task=finetune", (30, 512, 5e-5, 1e-8, 0, 0.8, 0.2, 0.0, 0.0, 224, 256)),
+        (
+            "model=ConvNeXt-XL,task=finetune,size=384",
+            (30, 512, 5e-5, 1e-8, 0, 0.8, 0.4, 0.0, 0.9999, 384, 384),
+        ),
+        ("model=ConvNeXt-L,task=finetune_i1k", (30, 512, 5e-5, 1e-8, 0, 0.7, 0.95, 0.0, 0.0, 384, 384)),
+    ],
+)
+def test_convnext_config_holds_the_published_values(argument, row):
+    config = load("convnext", argument)
+    check(config)
+    augment, data, optimizer = config.augment, config.data, config.optimizer
+    found = (config.epochs, config.batch_size, optimizer.learning_rate, optimizer.weight_decay)
+    found += (optimizer.warmup_steps, optimizer.layer_decay, config.model.stochastic_depth, augment.mixup)
+    assert (*found, optimizer.average, data.image_size, data.test_resize) == row
+    assert augment.cutmix == (1.0 if augment.mixup else 0.0)
+    assert (augment.policy, augment.erasing) == ("rand-m9-mstd0.5-inc1", 0.25)
+    assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.1)
+    assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.clip_norm) == (
+        "adam",
+        0.9,
+        0.999,
+        0.0,
+    )
+    assert (optimizer.decay, optimizer.schedule, optimizer.end_learning_rate) == ("matrices", "cosine", 1e-6)
+    assert (data.crop, data.crop_area, data.interpolation) == ("random_resized", (0.08, 1.0), "bicubic")
+    assert data.test_crop == ("square" if data.image_size == 384 else "short_side")
+    assert (config.model.mean is None) == ("finetune" in argument)  # The checkpoint's.
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("model=ConvNeXt-XL", "no recipe for 'ConvNeXt-XL' and task=i1k"),
+        ("task=i2k", "no recipe for task=i2k; did you mean"),
+    ],
+)
+def test_convnext_without_a_recipe_is_named(argument, message):
+    with pytest.raises(UserError, match=message):
+        load("convnext", argument)
+
+
 @pytest.mark.parametrize("name", ["vit_b16_i1k", "vit_l16_i21k", "vit_h14_jft", "bit_r50x1_jft"])
 def test_pre_training_crops_and_resizes_as_tensorflow(name):
     data = load(name).data

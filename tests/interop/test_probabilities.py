@@ -132,7 +132,7 @@ def drawn(torch, model, images):
         model.eval()
         spread = min(float(logits.max() - logits.min()) for logits in probabilities(torch, model, images)[1])
         for name, p in model.named_parameters():
-            if "head" in name or "classifier" in name:
+            if ("head" in name and "norm" not in name) or "classifier" in name:
                 p.mul_(3.01 / spread)
     return model
 

@@ -23,6 +23,7 @@ from vit_jax.training.program import abstract_batch, make_program
 MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "all": (2, 2, 2), "tensor": (1, 1, 8)}
 VIT = dict(name="ViT-Ti/4", dim=64, depth=2, hidden=256, heads=8)
 DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
+CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_depth=0.2)
 MODELS = {
     "ViT": DROPOUT,
     "ViT scanned": DROPOUT | dict(scan=True),
@@ -35,6 +36,8 @@ MODELS = {
     "hybrid": VIT | dict(name="R50+ViT-Ti/16", resnet_blocks=(1, 1)),
     "BiT": dict(name="BiT-R50x1", resnet_blocks=(1, 1), remat="full"),
     "AxialResNet50": dict(name="AxialResNet50", resnet_blocks=(1, 1)),
+    "ConvNeXt": CONVNEXT | dict(remat="dots"),
+    "ConvNeXt V2": CONVNEXT | dict(name="ConvNeXtV2-T"),
     "masked patches": VIT,
     "MAE": VIT | dict(position="sincos2d"),
     "DINO": VIT | dict(stochastic_depth=0.2),

@@ -82,6 +82,16 @@ def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_devic
 
 
 @pytest.mark.slow
+def test_convnexts_losses_are_the_same_on_one_device_and_on_eight():
+    versions = "ConvNeXt", "ConvNeXt V2"
+    found = losses(*(f"{name}: {mesh}" for name in versions for mesh in ("one", "all")))
+    for name in versions:
+        every, one = found[f"{name}: all"], found[f"{name}: one"]
+        np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-5)
+        assert every["share"] < 0.5
+
+
+@pytest.mark.slow
 def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT: data"]["share"] == 1
     assert results["ViT, dots: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.

@@ -129,7 +129,7 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
 
 
 def keep_pictures(name: str, study: Path, folder: Path = PICTURES) -> list[Path]:
-    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to those of the docs and returns their paths."""
+    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs' and returns their paths."""
     kept = []
     for picture in sorted([*study.glob(f"{name}.png"), *study.glob(f"{name}-*.png")]):
         folder.mkdir(parents=True, exist_ok=True)
