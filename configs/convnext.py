@@ -5,8 +5,8 @@
     python -m vit_jax.main --config=configs/convnext.py:model=ConvNeXt-B,task=finetune,size=384 \\
         --workdir=DIR2 --config.finetune.checkpoint=DIR
 
-Trained on ImageNet-1k alone T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %; B, L and XL from ImageNet-21k, at
-384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` goes on at 384 pixels with a model of ImageNet-1k.
+Trained on ImageNet-1k alone T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %; B, L and XL from ImageNet-21k,
+at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` goes on at 384 pixels with a model of ImageNet-1k.
 """
 
 from vit_jax.config import base_config, choose, named_values

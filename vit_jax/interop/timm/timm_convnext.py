@@ -50,7 +50,7 @@ def named(architecture: str) -> dict | None:
 
 
 def _said(shape: dict) -> dict:
-    """What timm's arguments are where a name does not say them."""
+    """Adds the arguments of timm's that a name does not say."""
     return dict(use_grn=False, stem_type="patch", head_hidden_size=None, head_norm_first=False) | shape
 
 
