@@ -142,7 +142,7 @@ def test_names_in_npz_are_those_of_the_published_files(case):
     model, values = described(name, num_classes=21_843, pre_logits=True)
     written = {}
     for entry in entries(
-        google.LIBRARY.format_of(model).rules(values), skeleton(model, values)[1], "Google's npz"
+        google.LIBRARY.format_of(model, values).rules(values), skeleton(model, values)[1], "Google's npz"
     ):
         written |= entry.their_shapes()
     assert {key: list(shape) for key, shape in written.items()} == published

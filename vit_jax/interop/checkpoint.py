@@ -43,8 +43,15 @@ PREPROCESSOR = "preprocessor_config.json"
 # In the order in which they are asked whether a file is theirs.
 LIBRARIES = {"google": google.LIBRARY, "transformers": transformers.LIBRARY, "timm": timm.LIBRARY}
 
-# Arguments that change nothing in what a trained model computes.
-_TRAINING_ONLY = {"dropout", "stochastic_depth", "head_bias", "initialization", "layer_scale"}
+# Arguments that change nothing in what a trained model computes of images of its size.
+_TRAINING_ONLY = {
+    "position_resize",
+    "dropout",
+    "stochastic_depth",
+    "head_bias",
+    "initialization",
+    "layer_scale",
+}
 _TRAINING_ONLY |= {"remat", "scan", "dtype"}
 # What names, shapes and values of an unexpected kind lead to.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -340,13 +347,13 @@ def _resized(read, path: str, before: TokenModel, after: TokenModel) -> np.ndarr
     """The table of one model's positions for another's grid and prefix tokens."""
     table, kind = np.asarray(read(path)), path.split("/")[-1]
     if kind != "table":
-        return resize_axis(table, after.grid[kind == "x"])
+        return resize_axis(table, after.grid[kind == "x"], after.position_resize)
     if missing := [token for token in after.prefix_tokens if token not in before.prefix_tokens]:
         token = missing[0].removesuffix("_token")
         raise UserError(f"{path} has no row for the {token} token that the model asked for has")
     kept = [before.prefix_tokens.index(token) for token in after.prefix_tokens]
     table = np.concatenate([table[:, kept], table[:, before.prefix :]], axis=1)
-    return resize_positions(table, before.grid, after.grid, after.prefix)
+    return resize_positions(table, before.grid, after.grid, after.prefix, after.position_resize)
 
 
 def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:
@@ -383,7 +390,7 @@ def save(
       UserError: the format cannot hold the model or one of its options, or the destination exists.
     """
     written_by = LIBRARIES[library]
-    form = written_by.format_of(model)
+    form = written_by.format_of(model, values)
     _, shapes = skeleton(model, values)
     files = written_by.files(form.describe(values), values, preprocessing, class_names)
     mapped = form.number(entries(form.rules(values), shapes, written_by.title), values)

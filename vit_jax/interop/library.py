@@ -51,7 +51,7 @@ class Library(NamedTuple):
 
     Attributes:
       title: its name in messages.
-      formats: one for each family of models.
+      formats: one for each family of models, or several.
       suffix: of its files; empty: a folder.
       claims: whether files are the library's, by their path, `config.json` (or {}) and tensors.
       prepare: what all of the library's models need before `Format.claims`: tensors and config, changed.
@@ -83,16 +83,16 @@ class Library(NamedTuple):
                 return known
         raise UserError(self.unknown(config, tensors))
 
-    def format_of(self, model: type[ImageModel]) -> Format:
-        """The format of a class of models.
+    def format_of(self, model: type[ImageModel], values: Values) -> Format:
+        """The format of models of a class with these arguments; the class's first where none has them.
 
         Raises:
           UserError: the library has no such models.
         """
-        for known in self.formats:
-            if known.model is model:
-                return known
-        raise UserError(f"{self.title} has no {model.__name__}")
+        formats = [known for known in self.formats if known.model is model]
+        if not formats:
+            raise UserError(f"{self.title} has no {model.__name__}")
+        return next((known for known in formats if known.has(values)), formats[0])
 
     def has(self, model: type[ImageModel], values: Values) -> bool:
         """True where the library has models such as these."""

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.models.position import interpolation
 from vit_jax.models.resnet import resnet_stride
 
 
@@ -15,16 +16,16 @@ def _zoom(array: np.ndarray, factors: tuple[float, ...]) -> np.ndarray:
 
 
 def resize_positions(
-    table: np.ndarray, old: tuple[int, int], new: tuple[int, int], prefix: int
+    table: np.ndarray, old: tuple[int, int], new: tuple[int, int], prefix: int, kind: str = "linear"
 ) -> np.ndarray:
-    """A learned table for another grid, by linear interpolation between its patches.
+    """A learned table for another grid, interpolated between its patches.
 
-    The corners of the old grid become the corners of the new one; the rows of prefix tokens are
-    kept as they are.
+    The rows of prefix tokens are kept as they are.
 
     Args:
       table: `[1, prefix + old rows * columns, dim]`.
       old, new: rows and columns of patches.
+      kind: of `RESIZES`; `linear`: the corners of the old grid become the corners of the new one.
 
     Returns:
       `[1, prefix + new rows * columns, dim]`.
@@ -32,13 +33,19 @@ def resize_positions(
     table = np.asarray(table)
     dim = table.shape[-1]
     grid = table[0, prefix:].reshape(*old, dim)
-    grid = _zoom(grid, (new[0] / old[0], new[1] / old[1], 1))
+    if kind == "linear" or old == new:
+        grid = _zoom(grid, (new[0] / old[0], new[1] / old[1], 1))
+    else:
+        rows, columns = (interpolation(*sides, kind) for sides in zip(old, new, strict=True))
+        grid = np.einsum("rR,cC,RCd->rcd", rows, columns, grid, optimize=True).astype(table.dtype)
     return np.concatenate([table[:, :prefix], grid.reshape(1, -1, dim)], axis=1)
 
 
-def resize_axis(table: np.ndarray, length: int) -> np.ndarray:
+def resize_axis(table: np.ndarray, length: int, kind: str = "linear") -> np.ndarray:
     """The same for the rows or the columns of a 2-D table, `[old length, dim]` to `[length, dim]`."""
-    return _zoom(np.asarray(table), (length / len(table), 1))
+    if kind == "linear":
+        return _zoom(np.asarray(table), (length / len(table), 1))
+    return interpolation(len(table), length, kind) @ np.asarray(table)
 
 
 def image_size_of(
@@ -62,7 +69,7 @@ def image_size_of(
     if rows is None:
         return stated or wanted or (224, 224)
     stride = values["patch_size"] * resnet_stride(values["resnet_blocks"], values.get("resnet_stem", "large"))
-    cls = values["pooling"] == "cls" or values.get("cls_token", False)
+    cls = values["pooling"] in ("cls", "cls_gap") or values.get("cls_token", False)
     patches = rows - cls - (values.get("distillation", "none") != "none")
     side = math.isqrt(patches)
     square = (side * stride, side * stride)

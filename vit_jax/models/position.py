@@ -8,6 +8,9 @@ from flax import nnx
 from vit_jax.models import initializers
 
 FIXED = ("sincos2d", "sincos2d_mae")
+# How a table is resized: linearly from corner to corner, as the paper's code; as PyTorch resizes pictures,
+# bicubic (Transformers), with 0.1 more than the new side in its scale (DINO, DINOv2), or smoothed (timm).
+RESIZES = ("linear", "bicubic", "bicubic_offset", "bicubic_antialias")
 
 
 class PositionEmbedding(nnx.Module):
@@ -17,10 +20,19 @@ class PositionEmbedding(nnx.Module):
       kind: `1d`, a learned table; `2d`, learned halves for column and row; or one of `FIXED`.
       grid: rows and columns of patches.
       prefix: tokens before the patches; in `2d` each has a vector of its own, in fixed positions zeros.
+      resize: of `RESIZES`.
     """
 
-    def __init__(self, kind: str, grid: tuple[int, int], prefix: int, dim: int, rngs: nnx.Rngs):
-        self.kind, self.grid, self.prefix, self.dim = kind, grid, prefix, dim
+    def __init__(
+        self,
+        kind: str,
+        grid: tuple[int, int],
+        prefix: int,
+        dim: int,
+        rngs: nnx.Rngs,
+        resize: str = "linear",
+    ):
+        self.kind, self.grid, self.prefix, self.dim, self.resize = kind, grid, prefix, dim, resize
         rows, columns = grid
 
         def table(*shape):
@@ -55,7 +67,8 @@ class PositionEmbedding(nnx.Module):
         """
         other = nnx.clone(self)
         other.grid = tuple(grid)
-        rows, columns = (interpolation(old, new) for old, new in zip(self.grid, grid, strict=True))
+        sides = zip(self.grid, grid, strict=True)
+        rows, columns = (interpolation(old, new, self.resize) for old, new in sides)
         if self.kind == "1d":
             prefix, patches = self.table[:, : self.prefix], self.table[0, self.prefix :]
             patches = jnp.einsum("rR,cC,RCd->rcd", rows, columns, patches.reshape(*self.grid, self.dim))
@@ -65,10 +78,37 @@ class PositionEmbedding(nnx.Module):
         return other
 
 
-def interpolation(old: int, new: int) -> np.ndarray:
-    """The weights `[new, old]` of linear interpolation along one axis; both ends stay where they are."""
-    places = np.arange(new) * ((old - 1) / max(1, new - 1))
-    return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old))).astype(np.float32)
+def interpolation(old: int, new: int, kind: str = "linear") -> np.ndarray:
+    """The weights `[new, old]` with which an axis of a table is resized, float32.
+
+    Args:
+      kind: of `RESIZES`. `linear` keeps both ends where they are; the others keep the outer edges of the
+        outermost patches, and weigh by Keys's cubic of parameter -0.75, or smoothed of -0.5.
+    """
+    if kind == "linear":
+        places = np.arange(new) * ((old - 1) / max(1, new - 1))
+        return np.maximum(0, 1 - np.abs(places[:, None] - np.arange(old))).astype(np.float32)
+    scale = old / (new + 0.1 if kind == "bicubic_offset" else new)
+    centres = (np.arange(new)[:, None] + 0.5) * scale - 0.5
+    if kind == "bicubic_antialias":
+        wide = max(scale, 1.0)
+        weights = _cubic((np.arange(old) - centres) / wide, -0.5)
+        return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    first = np.floor(centres).astype(int) - 1
+    weights = np.zeros((new, old))
+    for tap in range(4):  # What lies beyond an end is that end.
+        places = first + tap
+        at = np.clip(places, 0, old - 1)
+        np.add.at(weights, (np.arange(new)[:, None], at), _cubic(places - centres, -0.75))
+    return weights.astype(np.float32)
+
+
+def _cubic(x: np.ndarray, a: float) -> np.ndarray:
+    """Keys's cubic convolution kernel (1981), 0 from 2 on."""
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
 
 
 def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:

@@ -26,6 +26,7 @@ from vit_jax.models.layers import capturing, named, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import (
     FIXED,
+    RESIZES,
     PositionEmbedding,
     count_offsets,
     relative_offsets,
@@ -55,10 +56,11 @@ ARGUMENTS = {
     "registers": whole(0, 2**16),
     "cls_token": flag(),
     "fc_norm": flag(),
-    "pooling": one_of("cls", "gap", "map"),
+    "pooling": one_of("cls", "gap", "cls_gap", "map"),
     "distillation": one_of("none", "token", "heads"),
     "position": one_of("1d", "2d", "relative", "sincos2d", "sincos2d_mae", "none"),
     "position_at": one_of("stem", "every", "shared"),
+    "position_resize": one_of(*RESIZES),
     "rope": flag(),
     "rope_grid": or_none(several(SIDE, count=2)),
     "attention": one_of("full", "axial"),
@@ -86,6 +88,9 @@ OPTIONS = {
     "model.position": Option(None, ARGUMENTS["position"], "Kind of position embedding (appendix D.4)."),
     "model.position_at": Option(
         None, ARGUMENTS["position_at"], "Where positions are added: once, or before each layer."
+    ),
+    "model.position_resize": Option(
+        None, ARGUMENTS["position_resize"], "How learned positions are resized for other images."
     ),
     "model.rope": Option(None, ARGUMENTS["rope"], "Turn queries and keys by their row and column."),
     "model.rope_grid": Option(None, ARGUMENTS["rope_grid"], "The grid in which rope counts."),
@@ -158,8 +163,8 @@ class ViT(TokenModel):
       resnet_stem: `large`, the ResNet's root divides the image's sides by 4; `small`, it keeps them, for
         images of 32 pixels or so.
       resnet_epsilons: `google` or `timm`, whose small constants in the ResNet's norms.
-      pooling: `cls` reads the class token, `gap` averages the patches, `map` attends to them with a
-        learned query (appendix D.3).
+      pooling: `cls` reads the class token, `gap` averages the patches, `cls_gap` reads both side by side
+        (DINOv2's classifiers), `map` attends to the patches with a learned query (appendix D.3).
       cls_token: keep a class token with `gap` and `map` too, which do not read it; the layers do (timm,
         MAE's fine-tuning).
       fc_norm: normalise what was pooled, in place of each token before (timm, MAE's fine-tuning).
@@ -170,6 +175,8 @@ class ViT(TokenModel):
         the frequencies of big_vision's code and of MAE's.
       position_at: where 1d and 2d are added: at the `stem`, before `every` layer (each with its own),
         or `shared` by all layers.
+      position_resize: how 1d and 2d are interpolated for images of another size, of `RESIZES`; `linear` as
+        the paper's code, the others as the libraries that checkpoints come from.
       rope: turn queries and keys by their row and column (EVA-02; Fang et al., 2023).
       rope_grid: the grid in which `rope` counts, that of pre-training; None for the model's own.
       registers: number of learned tokens without a meaning of their own (Darcet et al., 2024).
@@ -220,6 +227,7 @@ class ViT(TokenModel):
         distillation: str = "none",
         position: str = "1d",
         position_at: str = "stem",
+        position_resize: str = "linear",
         rope: bool = False,
         rope_grid: tuple[int, int] | None = None,
         registers: int = 0,
@@ -249,13 +257,13 @@ class ViT(TokenModel):
         self.num_classes = num_classes
         self.patch_size, self.dim, self.depth, self.hidden, self.heads = patch_size, dim, depth, hidden, heads
         self.pooling, self.distillation = pooling, distillation
-        self.cls_token = cls_token or pooling == "cls"
-        self.position, self.position_at = position, position_at
+        self.cls_token = cls_token or pooling in ("cls", "cls_gap")
+        self.position, self.position_at, self.position_resize = position, position_at, position_resize
         self.registers, self.rope, self.attention = registers, rope, attention
         self.remat, self.scan = remat, scan
         self.embeds_pixels, self.attends_fully = resnet_blocks is None, attention == "full"
         stem = position in ("1d", "2d", *FIXED) and position_at == "stem"
-        self.pools_plainly = pooling != "map" and not pre_logits and not fc_norm
+        self.pools_plainly = pooling in ("cls", "gap") and not pre_logits and not fc_norm
         self.keeps_any = stem and not rope and attention == "full"
         self.grid = (height // stride, width // stride)
         self.rope_grid = tuple(rope_grid) if rope_grid else None
@@ -269,7 +277,8 @@ class ViT(TokenModel):
         # In this order, as parameters are drawn one after the other.
         self._make_stem(given, stack, rngs)
         self._make_layers(given, stack, rngs)
-        self.head = linear_head(dim, num_classes, head_bias, rngs) if num_classes else None
+        features = 2 * dim if pooling == "cls_gap" else dim
+        self.head = linear_head(features, num_classes, head_bias, rngs) if num_classes else None
         two_heads = num_classes and distillation == "heads"
         self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
 
@@ -311,7 +320,9 @@ class ViT(TokenModel):
             setattr(self, token, nnx.Param(jnp.zeros(shape) if learned else small(rngs.params(), shape)))
 
         def positions():
-            return PositionEmbedding(self.position, self.grid, self.prefix, self.dim, rngs)
+            return PositionEmbedding(
+                self.position, self.grid, self.prefix, self.dim, rngs, resize=self.position_resize
+            )
 
         if self.position_at == "every":
             self.position_embedding = nnx.Dict({f"{layer:02d}": positions() for layer in range(self.depth)})
@@ -503,12 +514,14 @@ class ViT(TokenModel):
         return logits
 
     def pool(self, x: jax.Array) -> jax.Array:
-        """Turns tokens `[batch, tokens, dim]` into what enters the head, `[batch, dim]`."""
+        """Turns tokens `[batch, tokens, dim]` into what enters the head, `[batch, dim]`, or twice as wide."""
         patches = x[:, self.patch_tokens]
         if self.pooling == "cls":
             pooled = x[:, 0]
         elif self.pooling == "gap":
             pooled = patches.mean(axis=1)
+        elif self.pooling == "cls_gap":
+            pooled = jnp.concatenate([x[:, 0], patches.mean(axis=1)], axis=-1)
         else:
             pooled = self.attention_pooling(patches)
         if self.fc_norm is not None:
@@ -548,13 +561,19 @@ def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) 
     _check_size(size, stride, f"the hybrid's stride {stride}" if hybrid else f"patch size {given.patch_size}")
     if dim % heads:
         raise UserError(f"{heads} heads do not divide the width {dim} (model.heads, model.dim)")
-    if given.cls_token and given.pooling == "cls":
-        raise UserError("model.cls_token is for model.pooling='gap' and 'map'; 'cls' has one anyway")
+    if given.cls_token and given.pooling in ("cls", "cls_gap"):
+        raise UserError(
+            f"model.cls_token is for model.pooling='gap' and 'map'; {given.pooling!r} has one anyway"
+        )
+    if given.pooling == "cls_gap" and (given.fc_norm or given.pre_logits):
+        raise UserError(
+            "model.pooling='cls_gap' reads two vectors, and model.fc_norm and pre_logits take one"
+        )
     if given.fc_norm and given.distillation == "heads":
         raise UserError("model.fc_norm normalises one vector, and model.distillation='heads' reads two")
     if given.distillation != "none" and given.pooling != "cls":
         raise UserError("model.distillation needs the class token beside its own: model.pooling='cls'")
-    more_than_patches = given.pooling == "cls" or given.cls_token or given.registers
+    more_than_patches = given.pooling in ("cls", "cls_gap") or given.cls_token or given.registers
     if given.attention == "axial" and (more_than_patches or given.rope or position in ("none", "relative")):
         raise UserError(
             "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or 'map', "

@@ -171,6 +171,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             qk_norm="blocks.0.attn.q_norm.weight" in shapes,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in shapes else None,
             position="1d" if "pos_embed" in shapes else "none",
+            position_resize="bicubic_antialias",
         )
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(

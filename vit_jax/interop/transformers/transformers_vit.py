@@ -74,6 +74,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             hidden=config["intermediate_size"],
             heads=config["num_attention_heads"],
             distillation=distillation,
+            position_resize="bicubic",
             gelu=_GELUS[config["hidden_act"]],
             norm_epsilon=config["layer_norm_eps"],
             pre_logits="pooler.dense.weight" in tensors,
@@ -125,5 +126,5 @@ FORMAT = Format(
     arguments=_arguments,
     rules=_rules,
     describe=_describe,
-    has=lambda values: values["resnet_blocks"] is None,
+    has=lambda values: values["resnet_blocks"] is None and values["layer_scale"] is None,
 )

@@ -1,0 +1,144 @@
+"""DINOv2, with registers or without, in Hugging Face Transformers."""
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Format
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.transformers.transformers_config import (
+    below,
+    common_config,
+    count_classes,
+    require_always,
+)
+from vit_jax.models.vit import ViT
+
+_START = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}  # Of the classes' names.
+_LAYER = "encoder.layer.{0}."
+_QKV = tuple(f"{_LAYER}attention.attention.{part}" for part in ("query", "key", "value"))
+_RULES = (
+    *torch_dense("patch_embedding", "embeddings.patch_embeddings.projection", CONV, SAME),
+    Rule("cls", "embeddings.cls_token"),
+    Rule("register_tokens", "embeddings.register_tokens"),
+    Rule("position_embedding/table", "embeddings.position_embeddings"),
+    *torch_norm(BLOCK + "norm1", _LAYER + "norm1"),
+    Rule(BLOCK + "attention/qkv/kernel", tuple(f"{part}.weight" for part in _QKV), LINEAR, axis=1),
+    Rule(BLOCK + "attention/qkv/bias", tuple(f"{part}.bias" for part in _QKV), FLAT, axis=0),
+    *torch_dense(BLOCK + "attention/out", _LAYER + "attention.output.dense", LINEAR_OUT),
+    Rule(BLOCK + "scale1", _LAYER + "layer_scale1.lambda1"),
+    *torch_norm(BLOCK + "norm2", _LAYER + "norm2"),
+    Rule(BLOCK + "scale2", _LAYER + "layer_scale2.lambda1"),
+    *torch_norm("norm", "layernorm"),
+)
+_PLAIN = (
+    *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.fc1"),
+    *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.fc2"),
+)
+_GATED = (
+    *torch_dense(BLOCK + "mlp/fc1", _LAYER + "mlp.weights_in"),  # The gate and what it gates are one there.
+    *torch_dense(BLOCK + "mlp/fc2", _LAYER + "mlp.weights_out"),
+)
+
+
+def _rules(values: dict) -> tuple[Rule, ...]:
+    """The rules of a model; names lie below the model's type where there is a classifier."""
+    rules = _RULES + (_GATED if values["mlp"] == "swiglu" else _PLAIN)
+    if not values["num_classes"]:
+        return rules
+    return (*below(_model_type(values), rules), *torch_dense("head", "classifier"))
+
+
+def _model_type(values: dict) -> str:
+    return "dinov2_with_registers" if values["registers"] else "dinov2"
+
+
+def _gated_width(dim: int) -> int:
+    """The width of the gated layers, a multiple of 8 near two thirds of four times the model's."""
+    return (int(4 * dim * 2 / 3) + 7) // 8 * 8
+
+
+def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors and a `config.json` belong to."""
+    kind = config["model_type"]
+    classes = count_classes(tensors, config, _START[kind])
+    require_always(config, dict(hidden_act="gelu", qkv_bias=True))
+    try:
+        size, dim = config["image_size"], config["hidden_size"]
+        gated = config.get("use_swiglu_ffn", False)
+        values = dict(
+            image_size=(size, size) if isinstance(size, int) else tuple(size),
+            num_classes=classes,
+            patch_size=config["patch_size"],
+            channels=config.get("num_channels", 3),
+            dim=dim,
+            depth=config["num_hidden_layers"],
+            hidden=_gated_width(dim) if gated else int(dim * config.get("mlp_ratio", 4)),
+            heads=config["num_attention_heads"],
+            registers=config.get("num_register_tokens", 4) if kind == "dinov2_with_registers" else 0,
+            # A classifier reads both; without one the class token is what others read.
+            pooling="cls_gap" if classes else "cls",
+            mlp="swiglu" if gated else "gelu",
+            gelu="erf",
+            layer_scale=config.get("layerscale_value", 1.0),
+            position_resize="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
+            norm_epsilon=config.get("layer_norm_eps", 1e-6),
+        )
+    except KeyError as error:
+        raise UserError(f"config.json of a Transformers {kind} lacks {error}") from error
+    return values, ""
+
+
+def _has(values: dict) -> bool:
+    """True for models such as DINOv2's: scaled layers, a class token, learned positions."""
+    return values["layer_scale"] is not None and values["resnet_blocks"] is None
+
+
+def _describe(values: dict) -> dict:
+    gated, dim, hidden = values["mlp"] == "swiglu", values["dim"], values["hidden"]
+    always = dict(
+        resnet_blocks=None,
+        distillation="none",
+        position="1d",
+        position_at="stem",
+        rope=False,
+        attention="full",
+        qk_norm=False,
+        fc_norm=False,
+        pre_logits=False,
+        pooling="cls_gap" if values["num_classes"] else "cls",
+    )
+    for option, only in always.items():
+        if values[option] != only:
+            raise UserError(f"Transformers' DINOv2 has no {option}={values[option]!r}")
+    if hidden != _gated_width(dim) if gated else hidden % dim:
+        raise UserError(f"Transformers' DINOv2 of width {dim} has no MLP of {hidden}")
+    if not gated and values["gelu"] != "erf":
+        raise UserError("Transformers' DINOv2 has no gelu='tanh'")
+    kind, (height, width) = _model_type(values), values["image_size"]
+    described = dict(
+        architectures=[_START[kind] + ("ForImageClassification" if values["num_classes"] else "Model")],
+        model_type=kind,
+        hidden_size=dim,
+        num_hidden_layers=values["depth"],
+        num_attention_heads=values["heads"],
+        mlp_ratio=4 if gated else hidden // dim,
+        hidden_act="gelu",
+        layer_norm_eps=values["norm_epsilon"],
+        image_size=height if height == width else [height, width],
+        patch_size=values["patch_size"],
+        qkv_bias=True,
+        layerscale_value=values["layer_scale"],
+        use_swiglu_ffn=gated,
+        use_mask_token=False,
+    )
+    registers = {"num_register_tokens": values["registers"]} if values["registers"] else {}
+    return described | registers | common_config(values)
+
+
+FORMAT = Format(
+    model=ViT,
+    claims=lambda config, tensors: config.get("model_type") in _START,
+    arguments=_arguments,
+    rules=_rules,
+    describe=_describe,
+    has=_has,
+)
