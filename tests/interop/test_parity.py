@@ -186,6 +186,58 @@ def test_transformers_vits_give_the_same_logits_here(case, torch, transformers, 
     )
 
 
+DINOV2 = {
+    "plain": ("Dinov2", dict(image_size=70)),
+    "gated": ("Dinov2", dict(image_size=70, use_swiglu_ffn=True)),
+    "registers": ("Dinov2WithRegisters", dict(image_size=56)),
+}
+
+
+@pytest.mark.parametrize("size", [56, 42, (56, 98), 70, 154], ids=str)
+@pytest.mark.parametrize("case", DINOV2)
+def test_dinov2_gives_transformers_features_and_logits_at_any_size(case, size, torch, transformers, tmp_path):
+    """At another size than the positions' own they are resized by each class's own rule."""
+    kind, options = DINOV2[case]
+    sizes = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, patch_size=14, num_labels=7)
+    config = getattr(transformers, f"{kind}Config")(**sizes | options)
+    for what in ("ForImageClassification", "Model"):
+        theirs = randomise(torch, getattr(transformers, kind + what)(config))
+        theirs.save_pretrained(tmp_path / what)
+        ours = vit_jax.load_model(tmp_path / what, say=str, image_size=size)
+        images = random_images(ours)
+        with torch.no_grad():
+            seen = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
+            out = theirs.double()(seen)
+        wanted = (out.logits if what == "ForImageClassification" else out.pooler_output).numpy()
+        np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("size", [(48, 80), 160], ids=str)
+def test_timms_positions_are_resized_as_timm_does(size, torch, timm, tmp_path):
+    theirs = randomise(torch, timm.create_model("vit_tiny_patch16_224", depth=2, img_size=96, num_classes=7))
+    timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
+    ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
+    theirs.set_input_size(size)
+    images = random_images(ours)
+    wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
+    np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("size", [32, 80, (32, 96)], ids=str)
+def test_transformers_positions_are_resized_as_transformers_does(size, torch, transformers, tmp_path):
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=3, image_size=64, num_labels=7
+    )
+    theirs = randomise(torch, transformers.ViTForImageClassification(config))
+    theirs.save_pretrained(tmp_path)
+    ours = vit_jax.load_model(tmp_path, say=str, image_size=size)
+    images = random_images(ours)
+    with torch.no_grad():
+        seen = torch.from_numpy(np.float64(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
+        wanted = theirs.double()(seen, interpolate_pos_encoding=True).logits.numpy()
+    np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max())
+
+
 def test_transformers_bit_gives_the_same_logits_here(torch, transformers, tmp_path):
     torch.manual_seed(0)
     theirs = transformers.BitForImageClassification(transformers.BitConfig(num_labels=7))

@@ -50,6 +50,26 @@ def test_the_same_grid_is_left_as_it_is():
     np.testing.assert_array_equal(resize_positions(table, (3, 4), (3, 4), 1), table)
 
 
+@pytest.mark.parametrize("sides", [(7, 5), (5, 7), (4, 16), (37, 16), (16, 37), (3, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("kind", ["bicubic", "bicubic_offset", "bicubic_antialias"])
+def test_tables_are_resized_as_pytorch_resizes_pictures(kind, sides, torch):
+    """Of which the three libraries make use; DINO's code adds 0.1 to the sides and gives the scale."""
+    old, new = (sides[0], 6), (sides[1], 9)
+    table = np.random.default_rng(0).normal(size=(1, 1 + old[0] * old[1], 3)).astype(np.float32)
+    picture = torch.from_numpy(table[:, 1:].reshape(1, *old, 3).transpose(0, 3, 1, 2).copy())
+    options = dict(mode="bicubic", align_corners=False, antialias=kind == "bicubic_antialias")
+    if kind == "bicubic_offset":
+        options["scale_factor"] = tuple(
+            (after + 0.1) / before for before, after in zip(old, new, strict=True)
+        )
+    else:
+        options["size"] = new
+    wanted = torch.nn.functional.interpolate(picture, **options).numpy()[0].transpose(1, 2, 0)
+    found = resize_positions(table, old, new, 1, kind)
+    np.testing.assert_array_equal(found[:, :1], table[:, :1])
+    np.testing.assert_allclose(found[0, 1:].reshape(*new, 3), wanted, atol=1e-5)
+
+
 @pytest.mark.one_variant
 @pytest.mark.parametrize("size", [96, 32, (32, 96), (80, 48)])
 def test_a_model_is_loaded_for_images_of_another_size(size, tmp_path):

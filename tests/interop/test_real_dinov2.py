@@ -1,8 +1,5 @@
 """Real weights, on photographs: DINOv2-S/14's tokens here, in ONNX Runtime, in Transformers and in timm."""
 
-import subprocess
-import sys
-
 import numpy as np
 import onnxruntime
 import pytest

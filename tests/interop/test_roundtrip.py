@@ -26,6 +26,7 @@ def small(name: str) -> dict:
 
 
 GOOGLE = [name for name in vit_jax.MODELS if re.match("(R.*)?ViT|BiT", name)]
+DINO = dict(dim=64, depth=1, hidden=256, heads=2, layer_scale=1.0, gelu="erf", pooling="cls_gap")
 CONVNEXT = FEW | dict(image_size=32, blocks=(1, 1, 2, 1), widths=(16, 24, 32, 40))
 TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32"]
 TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))]
@@ -90,6 +91,15 @@ CASES = [
     ("timm", "ConvNeXtV2-Atto", FEW | dict(image_size=32)),
     ("transformers", "ConvNeXt-T", CONVNEXT | dict(head_epsilon=1e-12)),
     *(
+        ("transformers", "ViT-Ti/14", VIT | dict(image_size=56, gelu="erf", layer_scale=1.0) | options)
+        for options in (
+            dict(pooling="cls_gap", hidden=128),
+            dict(pooling="cls_gap", hidden=128, registers=4),
+            dict(num_classes=0, hidden=256),
+            dict(num_classes=0, mlp="swiglu", hidden=176),
+        )
+    ),
+    *(
         (library, "ViT-Ti/16", VIT | dict(image_size=64) | o)
         for library, all_ in OPTIONS.items()
         for o in all_
@@ -119,12 +129,18 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("timm", "BiT-R26x1/4", {}, "no BiT with .* units, width 0.25"),
         ("timm", "BiT-R50x1", dict(resnet_stem="small"), "and a small stem"),
         ("timm", "R26+ViT-S/32", dict(resnet_stem="small"), "no resnet_stem='small'"),
+        ("transformers", "ViT-Ti/16", DINO | dict(pooling="gap"), "DINOv2 has no pooling='gap'"),
+        ("transformers", "ViT-Ti/16", DINO | dict(gelu="tanh"), "DINOv2 has no gelu='tanh'"),
+        ("transformers", "ViT-Ti/16", DINO | dict(hidden=100), "DINOv2 of width 64 has no MLP of 100"),
+        ("transformers", "ConvNeXt-T", dict(stem="tiered"), "ConvNeXt has no stem='tiered'"),
+        ("timm", "ConvNeXt-T", dict(head_epsilon=1e-12), "ConvNeXt has no head_epsilon=1e-12"),
         ("transformers", "BiT-R26x1/2", {}, "norms of 32 groups, and none of resnet_width=0.5"),
         ("transformers", "BiT-R50x1", dict(resnet_stem="small"), "no resnet_stem='small'"),
     ],
 )
-def test_narrow_or_small_resnet_is_refused_by_who_has_none(library, name, arguments, words, tmp_path):
-    arguments = FEW | dict(image_size=32, resnet_epsilons="timm") | arguments
+def test_what_a_library_has_not_is_refused(library, name, arguments, words, tmp_path):
+    other = {} if name.startswith("ConvNeXt") else dict(resnet_epsilons="timm")
+    arguments = FEW | dict(image_size=32) | other | arguments
     with pytest.raises(UserError, match=words):
         # It is refused before any parameter is looked at.
         save(tmp_path / "model", library, *described(name, **arguments), dict().get)

@@ -238,7 +238,7 @@ def vit(
     x = patches @ kernel + params["patch_embedding"]["bias"]
     if distillation != "none":
         x = np.concatenate([params["distillation_token"][0], x])
-    if pooling == "cls" or cls_token:
+    if pooling in ("cls", "cls_gap") or cls_token:
         x = np.concatenate([params["cls"][0], x])
     placed = len(x)  # Tokens with a position.
     special = placed - rows * columns
@@ -287,6 +287,8 @@ def vit(
     patches = x[special:placed]
     if pooling == "cls":
         pooled = x[0]
+    elif pooling == "cls_gap":
+        pooled = np.concatenate([x[0], patches.mean(0)])
     elif pooling == "gap":
         pooled = patches.mean(0)
     else:

@@ -36,6 +36,17 @@ def test_learned_table_is_resized_as_for_a_checkpoint(size, grid):
         model(images)
 
 
+@pytest.mark.one_variant
+@pytest.mark.parametrize("kind", ["bicubic", "bicubic_offset", "bicubic_antialias"])
+def test_learned_table_is_resized_by_the_rule_that_the_model_has(kind):
+    model = random_positions(create_model("ViT-Ti/8", image_size=32, position_resize=kind, **TINY))
+    wanted = resize_positions(np.asarray(model.position_embedding()), (4, 4), (3, 6), 1, kind)
+    found = model.resized((24, 48)).position_embedding()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    linear = resize_positions(np.asarray(model.position_embedding()), (4, 4), (3, 6), 1)
+    assert np.abs(np.asarray(found) - linear).max() > 0.01
+
+
 def test_rows_and_columns_are_resized_as_for_a_checkpoint():
     model = random_positions(create_model("ViT-Ti/8", image_size=(32, 24), position="2d", **TINY))
     other = model.resized((40, 48)).position_embedding

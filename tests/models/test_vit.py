@@ -301,7 +301,7 @@ def test_a_compiled_initialisation_gives_the_values_of_one_that_is_not():
     [
         (dict(image_size=(9, 12)), "patch size 4 does not divide the image of 9x12"),
         (dict(heads=3), "3 heads do not divide the width 16"),
-        (dict(pooling="max"), "pooling is 'max' and must be cls or gap or map"),
+        (dict(pooling="max"), "pooling is 'max' and must be cls or gap or cls_gap or map"),
         (dict(gelu="relu"), "gelu is 'relu' and must be tanh or erf"),
     ],
 )
