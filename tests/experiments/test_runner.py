@@ -11,6 +11,7 @@ from vit_jax import command, experiment, published
 from vit_jax.errors import UserError
 from vit_jax.ledger import ledger_page, records, study
 from vit_jax.ledger.records import keep_pictures, make_record, write_record
+from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment, Study, conduct
 from vit_jax.ledger.tables import beside, pivot
 from vit_jax.runs.jobs import Job, outcome
@@ -337,6 +338,28 @@ def test_file_without_an_experiment_is_named(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(UserError, match="empty.py makes no EXPERIMENT"):
         experiment.load(str(tmp_path / "empty.py"))
+
+
+def test_a_choice_is_made_once_for_those_that_are_alike(tmp_path):
+    def make(study, model, size, rate, seed):
+        return "quickstart", {"model__dim": size, "optimizer__learning_rate": rate}
+
+    factors = {"model": ("a", "b"), "size": (32, 64)}
+    compare, conduct = at_best(
+        "widths", factors, make, {"rate": (0.1, 0.2)}, {}, seeds=(0,), alike=lambda cell: cell | {"size": 32}
+    )
+    study = Study(tmp_path, {})
+    study.trials += compare(study)
+    assert [(trial.factors["model"], trial.factors["size"]) for trial in study.trials] == [
+        ("a", 32),
+        ("a", 32),
+        ("b", 32),
+        ("b", 32),
+    ]
+    for trial, accuracy in zip(study.trials, (0.4, 0.5, 0.7, 0.6), strict=True):
+        finish(trial.job.workdir, accuracy)
+    chosen = {(t.factors["model"], t.factors["size"]): t.factors["rate"] for t in conduct(study)}
+    assert chosen == {("a", 32): 0.2, ("a", 64): 0.2, ("b", 32): 0.1, ("b", 64): 0.1}
 
 
 def test_pictures_of_a_record_are_kept_and_no_other_experiments(tmp_path):

@@ -45,6 +45,7 @@ def at_best(
     choices: Mapping[str, Sequence],
     held_out: Mapping[str, Any],
     seeds: Sequence[int] = (0, 1, 2),
+    alike: Callable[[dict[str, Any]], dict[str, Any]] = lambda cell: cell,
 ) -> tuple[Stage, Stage]:
     """Two stages: all choices, compared on held-out images; then each combination at its best, over seeds.
 
@@ -53,18 +54,20 @@ def at_best(
       choices: values of the config by their keys, such as `optimizer__learning_rate`, or other factors.
       held_out: the splits on which the choices are trained and compared: the test images are not seen.
       seeds: the first of them compares the choices.
+      alike: turns a combination of factors into that whose choice it takes over, such as a smaller model's.
     """
     comparison = f"{name}-choices"
 
     def compare(study: Study) -> list[Trial]:
-        varied = dict(factors) | dict(choices) | {"seed": seeds[:1]}
-        cells = combinations(varied)
+        compared = list({slug(cell): cell for cell in map(alike, combinations(factors))}.values())
+        chosen = list(combinations(dict(choices) | {"seed": seeds[:1]}))
+        cells = [cell | choice for cell in compared for choice in chosen]
         return [trial for cell in cells if (trial := trial_of(study, comparison, cell, make, held_out))]
 
     def conduct(study: Study) -> list[Trial]:
         trials = []
         for cell in combinations(factors):
-            if chosen := best(study.points(comparison, "accuracy", **cell), choices):
+            if chosen := best(study.points(comparison, "accuracy", **alike(cell)), choices):
                 for seed in seeds:
                     trial = trial_of(study, name, cell | chosen | {"seed": seed}, make)
                     trials += [trial] if trial else []
