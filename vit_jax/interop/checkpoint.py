@@ -22,7 +22,7 @@ from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop import google, timm, transformers
 from vit_jax.interop.layout import Entry, entries
-from vit_jax.interop.positions import resize_axis, resize_positions
+from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_positions
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import (
     Tensor,
@@ -125,7 +125,8 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         values = complete(model, values | said)
         assumed = " and ".join(part for part in (assumed, unsaid) if part)
         names = all_names(library.class_names(config), values["num_classes"])
-        layers = values.get("depth", 0) + sum(values.get("resnet_blocks") or ())
+        layers = values.get("depth", 0)
+        layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
         if layers > len(tensors):
             raise UserError(f"{path} is said to have {layers:,} layers, but has {len(tensors):,} tensors")
         _, shapes = skeleton(model, values)
@@ -305,6 +306,9 @@ def fit(
         elif found and _is_table(path):
             sources[path] = functools.partial(_resized, read, path, before, after)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
+        elif found and path.endswith("/bias_table") and found[2:] == shape[2:]:
+            sources[path] = functools.partial(_other_windows, read, path, shape)
+            done.resized.append(f"{path} {'x'.join(map(str, found[:2]))} -> {'x'.join(map(str, shape[:2]))}")
         elif path.startswith("fc_norm/"):
             sources[path] = functools.partial(np.full, shape, float(path.endswith("scale")), np.float32)
             done.fresh.append(f"{path} {list(shape)}, {'one' if path.endswith('scale') else 'zero'}")
@@ -354,6 +358,11 @@ def _resized(read, path: str, before: TokenModel, after: TokenModel) -> np.ndarr
     kept = [before.prefix_tokens.index(token) for token in after.prefix_tokens]
     table = np.concatenate([table[:, kept], table[:, before.prefix :]], axis=1)
     return resize_positions(table, before.grid, after.grid, after.prefix, after.position_resize)
+
+
+def _other_windows(read, path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A table of biases by offset, for windows of another size."""
+    return resize_bias_table(read(path), *shape[:2])
 
 
 def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:

@@ -46,12 +46,17 @@ CONV = _layout(lambda x: x.transpose(3, 2, 0, 1), lambda y, shape: y.transpose(2
 # A dense layer as a 1x1 convolution, [out, in, 1, 1] or [1, 1, in, out].
 LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 0, 0].T)
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
+# A table by row and column, with its rows and columns in one axis.
+TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
+# One number for each head, in front of the axes of its scores.
+HEADS = _layout(lambda x: x[:, None, None], lambda y, shape: y.reshape(shape))
 # Google's group norms.
 CHANNELS = _layout(lambda x: x[None, None, None], lambda y, shape: y.reshape(shape))
 
 
 BLOCK = r"blocks/(\d+)/"  # Starts of our paths: of a layer,
-UNIT = r"resnet/stages/(\d+)/(\d+)/"  # and of a ResNet's unit.
+UNIT = r"resnet/stages/(\d+)/(\d+)/"  # of a ResNet's unit,
+STAGED = r"stages/(\d+)/(\d+)/"  # and of a block in a model of several stages.
 
 
 class Rule(NamedTuple):
@@ -81,7 +86,7 @@ def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
 
 
 def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ...]:
-    """Units in each stage of a ResNet; `pattern` finds stage and unit, counted from `first`, in a name."""
+    """Units in each stage of a model; `pattern` finds stage and unit, counted from `first`, in a name."""
     units = {}
     for name in names:
         if match := re.match(pattern, name):

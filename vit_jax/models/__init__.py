@@ -25,6 +25,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         "vit",
         "resnet",
         "convnext",
+        "swin",
     )
 )
 MODELS = tuple(name for family in FAMILIES for name in family.names)

@@ -101,12 +101,13 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Scheme(NamedTuple):
-    """The first values of those parameters of a ViT that libraries start differently."""
+    """The first values of those parameters of a Transformer that libraries start differently."""
 
     patches: Initializer  # Kernel of the patch embedding,
     patches_bias: Callable[[int], Initializer]  # and its bias, by the kernel's number of inputs.
     qkv: Initializer
     mlp_bias: Initializer
+    dense: Initializer = xavier()  # Kernels of the MLP, and of the projection behind attention's heads.
 
 
 SCHEMES = {
@@ -115,5 +116,9 @@ SCHEMES = {
     # Masked autoencoders' in PyTorch: Xavier for patches as for a dense layer, and for q, k and v at once.
     "mae": Scheme(
         xavier(dense=True), lambda inputs: uniform(inputs**-0.5), xavier(), jax.nn.initializers.zeros
+    ),
+    # Swin's authors' in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch starts convolutions.
+    "swin": Scheme(
+        normal(0.02), lambda inputs: uniform(inputs**-0.5), normal(0.02), jax.nn.initializers.zeros, normal(0.02)
     ),
 }

@@ -76,7 +76,7 @@ class Attention(nnx.Module):
             shape = (stack.offsets, head_dim)
             self.relative_embedding = nnx.Param(initializers.normal(0.02)(rngs.params(), shape))
         self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
+            (heads, head_dim), dim, axis=(-2, -1), kernel_init=scheme.dense, dtype=dtype, rngs=rngs
         )
 
     def __call__(
@@ -132,8 +132,8 @@ class Mlp(nnx.Module):
         if stack.mlp == "swiglu":
             self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initializers.xavier(parts=2), **values)
         else:
-            self.fc1 = nnx.Linear(dim, hidden, kernel_init=initializers.xavier(), **values)
-        self.fc2 = nnx.Linear(hidden, dim, kernel_init=initializers.xavier(), **values)
+            self.fc1 = nnx.Linear(dim, hidden, kernel_init=stack.scheme.dense, **values)
+        self.fc2 = nnx.Linear(hidden, dim, kernel_init=stack.scheme.dense, **values)
         self.kind, self.gelu, self.dropout = stack.mlp, stack.gelu, stack.dropout
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:

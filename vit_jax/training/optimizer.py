@@ -1,6 +1,7 @@
 """The optimizer: gradient clipping, a direction of `directions/`, weight decay, learning rates."""
 
 import math
+import re
 from collections.abc import Callable
 
 import jax
@@ -68,15 +69,27 @@ def make_optimizer(
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
 
 
+# A Swin's biases by offset, the layers that compute them, and its factors on cosines: its authors decay none.
+UNDECAYED = re.compile(r"(^|/)(bias_table$|bias_mlp/|logit_scale$)")
+
+
 def kernels(params: dict) -> dict:
     """True for the weights of dense and convolution layers: by name, whatever their rank."""
-    return jax.tree.map_with_path(lambda path, _: path[-1].key == "kernel", params)
+    return _named(params, lambda name: name == "kernel")
 
 
 def matrices(params: dict) -> dict:
     """True for all but biases and scales: what has more than one axis in PyTorch, tokens and tables too."""
-    vectors = ("bias", "scale", "scale1", "scale2")
-    return jax.tree.map_with_path(lambda path, _: path[-1].key not in vectors, params)
+    return _named(params, lambda name: name not in ("bias", "scale", "scale1", "scale2"))
+
+
+def _named(params: dict, decays: Callable[[str], bool]) -> dict:
+    """True for parameters whose own name decays, and that are not `UNDECAYED`."""
+
+    def both(path, _):
+        return decays(path[-1].key) and not UNDECAYED.search(path_name(path))
+
+    return jax.tree.map_with_path(both, params)
 
 
 DECAYED = {"kernels": kernels, "matrices": matrices, "all": None}

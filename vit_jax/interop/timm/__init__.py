@@ -18,6 +18,7 @@ _MODULES = tuple(
     for module in (
         "timm_bit",
         "timm_convnext",
+        "timm_swin",
         "timm_vit",
     )
 )

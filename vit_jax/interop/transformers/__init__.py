@@ -26,7 +26,9 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("embeddings.mask_token")}
     if not any("classifier" in name for name in kept):
         kept = {
-            re.sub(r"^(vit|deit|bit|convnext|convnextv2|dinov2|dinov2_with_registers)\.", "", name): tensor
+            re.sub(
+                r"^(vit|deit|bit|convnext|convnextv2|dinov2|dinov2_with_registers|swin|swinv2)\.", "", name
+            ): tensor
             for name, tensor in kept.items()
         }
     return kept, config
@@ -72,6 +74,7 @@ LIBRARY = Library(
         "transformers_bit",
         "transformers_convnext",
         "transformers_dinov2",
+        "transformers_swin",
         "transformers_vit",
     ),
     suffix="",
@@ -81,7 +84,7 @@ LIBRARY = Library(
     prepare=_prepare,
     unknown=lambda config, tensors: (
         f"a Transformers model of type {config.get('model_type')!r} is not read; there are: bit, convnext, "
-        "convnextv2, deit, dinov2, dinov2_with_registers, vit"
+        "convnextv2, deit, dinov2, dinov2_with_registers, swin, swinv2, vit"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

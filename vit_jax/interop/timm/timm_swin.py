@@ -1,0 +1,198 @@
+"""Swin and Swin V2 in timm: SwinTransformer and SwinTransformerV2."""
+
+import math
+import re
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import (
+    CONV,
+    FLAT,
+    HEADS,
+    LINEAR,
+    LINEAR_OUT,
+    SAME,
+    STAGED,
+    TABLE,
+    Rule,
+    count_units,
+    torch_dense,
+    torch_norm,
+)
+from vit_jax.interop.library import Format
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.timm.timm_config import (
+    given_arguments,
+    pretrained_config,
+    refuse_contradictions,
+    stated_size,
+)
+from vit_jax.models.swin import SIZES, Swin
+
+_THEIRS = "layers.{m[0]}.blocks.{m[1]}."
+_ATTENTION = STAGED + "attention/"
+_RULES = (
+    *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
+    *torch_norm("patch_norm", "patch_embed.norm"),
+    *torch_norm(STAGED + r"norm(\d)", _THEIRS + "norm{2}"),
+    Rule(_ATTENTION + "qkv/kernel", _THEIRS + "attn.qkv.weight", LINEAR),
+    Rule(_ATTENTION + "bias_table", _THEIRS + "attn.relative_position_bias_table", TABLE),
+    Rule(_ATTENTION + "logit_scale", _THEIRS + "attn.logit_scale", HEADS),
+    *torch_dense(_ATTENTION + "bias_mlp/fc1", _THEIRS + "attn.cpb_mlp.0"),
+    Rule(_ATTENTION + "bias_mlp/fc2/kernel", _THEIRS + "attn.cpb_mlp.2.weight", LINEAR),
+    *torch_dense(_ATTENTION + "out", _THEIRS + "attn.proj", LINEAR_OUT),
+    *torch_dense(STAGED + r"mlp/fc(\d)", _THEIRS + "mlp.fc{2}"),
+    *torch_norm(r"merges/(\d+)/norm", "layers.{0}.downsample.norm"),
+    Rule(r"merges/(\d+)/reduction/kernel", "layers.{0}.downsample.reduction.weight", LINEAR),
+    *torch_norm("norm", "norm"),
+    *torch_dense("head", "head.fc"),
+)
+_BIASES = {
+    1: Rule(_ATTENTION + "qkv/bias", _THEIRS + "attn.qkv.bias", FLAT),
+    2: Rule(_ATTENTION + "qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0),
+}
+
+_SIZES = dict(tiny="T", small="S", base="B", large="L")
+_NAME = re.compile(
+    r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
+)
+# Tensors that some versions keep beside the parameters, and that follow from the sizes.
+_FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
+
+
+def named(architecture: str) -> dict | None:
+    """Reads the name of a Swin's architecture into timm's arguments; None: it is of none.
+
+    Raises:
+      UserError: models of this name compute something else.
+    """
+    if architecture.startswith(("swinv2_cr_", "swin_s3_")):
+        raise UserError(f"timm's {architecture} is not read: it differs from a Swin and a Swin V2")
+    match = _NAME.fullmatch(architecture)
+    if not match:
+        return None
+    size, first, last = SIZES[_SIZES[match[1]]], int(match[2]), match[3] and int(match[3])
+    return dict(
+        img_size=int(match[4]),
+        embed_dim=size["dim"],
+        depths=size["blocks"],
+        num_heads=size["stage_heads"],
+        window_size=last or first,
+        pretrained_window_sizes=(first, first, first, first // 2) if last else (0, 0, 0, 0),
+    )
+
+
+def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
+    """The same tensors without those that follow from the sizes."""
+    return {name: tensor for name, tensor in tensors.items() if name.split(".")[-1] not in _FOLLOW}
+
+
+def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors and a `config.json` (or {}) belong to.
+
+    Without a config the windows of a Swin are told by its tables, and its images are taken for 32 windows wide.
+    """
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    given, said = given_arguments(config, "depths", "window_size", "pretrained_window_sizes"), {}
+    said = dict(config.get("named") or {}) | {key: value for key, value in given.items() if value is not None}
+    pooling = given.get("global_pool") or config.get("global_pool")
+    if pooling not in (None, "avg"):
+        raise UserError(f"a timm Swin with global_pool={pooling!r} is not read")
+    blocks = count_units(shapes, r"layers\.(\d+)\.blocks\.(\d+)\.", first=0)
+    second = "layers.0.blocks.0.attn.logit_scale" in shapes
+    head, axis = ("logit_scale", 0) if second else ("relative_position_bias_table", 1)
+    try:
+        heads = tuple(shapes[f"layers.{stage}.blocks.0.attn.{head}"][axis] for stage in range(len(blocks)))
+        width, channels, patch, _ = shapes["patch_embed.proj.weight"]
+        table = shapes.get("layers.0.blocks.0.attn.relative_position_bias_table")
+    except (KeyError, ValueError, IndexError) as error:
+        raise UserError(
+            f"these are not the tensors of a Swin of timm's: {error} is missing or of an unknown shape among "
+            f"{len(shapes)} tensors such as {min(shapes)!r}"
+        ) from error
+    refuse_contradictions(config, dict(embed_dim=width, depths=blocks, num_heads=heads))
+    if "window_size" in said:
+        window = _one_side(said["window_size"])
+    elif table is None:
+        raise UserError(
+            "the tensors of a Swin V2 do not say how large its windows are: they need timm's config.json"
+        )
+    else:
+        window = (math.isqrt(table[0]) + 1) // 2
+    former = tuple(said.get("pretrained_window_sizes") or ())
+    assumed = "" if "window_size" in said else f"windows of {window} places, as there is no config.json"
+    values = dict(
+        image_size=stated_size(config) or said.get("img_size") or image_size or 32 * window,
+        channels=channels,
+        num_classes=shapes.get("head.fc.bias", (0,))[0],
+        dim=width,
+        blocks=blocks,
+        stage_heads=heads,
+        window=window,
+        version=2 if second else 1,
+        pretrained_windows=former[: len(blocks)] if second and any(former) else None,
+        patch_size=patch,
+    )
+    return values, assumed
+
+
+def _one_side(window) -> int:
+    """The side of square windows that are alike in all stages.
+
+    Raises:
+      UserError: they are not.
+    """
+    sides = {window} if isinstance(window, int) else set(_flat(window))
+    if len(sides) != 1:
+        raise UserError(f"a timm Swin with window_size={window!r} is not read, but one side for all stages")
+    return sides.pop()
+
+
+def _flat(window) -> list:
+    """All numbers of a nested list."""
+    return [window] if isinstance(window, int) else [side for part in window for side in _flat(part)]
+
+
+def _describe(values: dict) -> dict:
+    """A model's `config.json` in timm.
+
+    Raises:
+      UserError: timm has no such model.
+    """
+    if values["position"] != "none":
+        raise UserError(f"timm's Swin has no position={values['position']!r}")
+    size = {key: values[key] for key in ("dim", "blocks", "stage_heads")}
+    word = next((word for word, name in _SIZES.items() if SIZES[name] == size), "tiny")
+    chosen = dict(
+        img_size=list(values["image_size"]),
+        patch_size=values["patch_size"],
+        in_chans=values["channels"],
+        embed_dim=values["dim"],
+        depths=list(values["blocks"]),
+        num_heads=list(values["stage_heads"]),
+        window_size=values["window"],
+    )
+    if values["version"] == 2:
+        former = values["pretrained_windows"] or (0,) * len(values["blocks"])
+        chosen["pretrained_window_sizes"] = list(former)
+        # Of these there is one of each size.
+        window = "window12_192" if word == "large" else "window8_256"
+        architecture = f"swinv2_{word}_{window}"
+    else:
+        architecture = f"swin_{word}_patch4_window7_224"
+    features = values["dim"] * 2 ** (len(values["blocks"]) - 1)
+    return dict(
+        architecture=architecture, model_args=chosen, num_features=features, global_pool="avg"
+    ) | pretrained_config(values, fixed_input_size=True)
+
+
+FORMAT = Format(
+    model=Swin,
+    claims=lambda config, tensors: (
+        "patch_embed.proj.weight" in tensors and "layers.0.blocks.0.attn.qkv.weight" in tensors
+    ),
+    arguments=_arguments,
+    rules=lambda values: (*_RULES, _BIASES[values["version"]]),
+    describe=_describe,
+    rename=_rename,
+    has=lambda values: values["position"] == "none",
+)
