@@ -11,6 +11,7 @@ from helpers import described, params_of, random_model, write
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import save
+from vit_jax.models import parse_name
 
 FEW = dict(num_classes=3)
 VIT = FEW | dict(dim=64, depth=2, hidden=96, heads=2)
@@ -18,6 +19,10 @@ VIT = FEW | dict(dim=64, depth=2, hidden=96, heads=2)
 
 def small(name: str) -> dict:
     """Arguments that leave of a named model its shape and little of its size."""
+    if name.startswith("Swin"):
+        _, values = parse_name(name)
+        former = dict(pretrained_windows=(6, 3)) if values.get("pretrained_windows") else {}
+        return FEW | former | dict(dim=32, blocks=(2, 1), stage_heads=(2, 4), image_size=8 * values["window"])
     patch = int(name.rsplit("/")[-1]) if "/" in name else 32
     if name.startswith("BiT"):
         return FEW | dict(resnet_blocks=(1, 2, 1, 1), resnet_width=1, image_size=64)
@@ -28,8 +33,9 @@ def small(name: str) -> dict:
 GOOGLE = [name for name in vit_jax.MODELS if re.match("(R.*)?ViT|BiT", name)]
 DINO = dict(dim=64, depth=1, hidden=256, heads=2, layer_scale=1.0, gelu="erf", pooling="cls_gap")
 CONVNEXT = FEW | dict(image_size=32, blocks=(1, 1, 2, 1), widths=(16, 24, 32, 40))
-TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32"]
-TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))]
+SWIN = [name for name in vit_jax.MODELS if name.startswith("Swin")]
+TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32", *SWIN]
+TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))] + SWIN
 OPTIONS = {
     "google": [
         dict(pre_logits=True),
@@ -74,6 +80,10 @@ CASES = [
     ("google", "BiT-R26x1/4", FEW | dict(image_size=16, resnet_stem="small")),
     ("google", "BiT-R14x1/8", FEW | dict(image_size=64)),
     ("transformers", "BiT-R14x3", FEW | dict(image_size=32, resnet_blocks=(1,), resnet_width=3 / 2)),
+    ("timm", "Swin-T", small("Swin-T") | dict(num_classes=0, channels=1, patch_size=2, image_size=(30, 50))),
+    ("timm", "SwinV2-T/w8", small("SwinV2-T/w8") | dict(num_classes=0, image_size=(40, 52))),
+    ("transformers", "Swin-T", small("Swin-T") | dict(num_classes=0, position="1d")),
+    ("transformers", "SwinV2-T/w8", small("SwinV2-T/w8") | dict(num_classes=0, channels=5)),
     *(
         (library, name, CONVNEXT | options)
         for library in ("timm", "transformers")

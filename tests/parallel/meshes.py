@@ -22,6 +22,10 @@ from vit_jax.training.program import abstract_batch, make_program
 
 MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "all": (2, 2, 2), "tensor": (1, 1, 8)}
 VIT = dict(name="ViT-Ti/4", dim=64, depth=2, hidden=256, heads=8)
+# Maps of 8x8 and 4x4, of which the first is shifted, and padded.
+SWIN = dict(
+    dim=64, blocks=(2, 1), stage_heads=(8, 8), window=3, patch_size=2, dropout=0.1, stochastic_depth=0.2
+)
 DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
 CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_depth=0.2)
 MODELS = {
@@ -38,6 +42,8 @@ MODELS = {
     "AxialResNet50": dict(name="AxialResNet50", resnet_blocks=(1, 1)),
     "ConvNeXt": CONVNEXT | dict(remat="dots"),
     "ConvNeXt V2": CONVNEXT | dict(name="ConvNeXtV2-T"),
+    "Swin": SWIN | dict(name="Swin-T"),
+    "Swin V2": SWIN | dict(name="SwinV2-T/w8", remat="full"),
     "masked patches": VIT,
     "MAE": VIT | dict(position="sincos2d"),
     "DINO": VIT | dict(stochastic_depth=0.2),

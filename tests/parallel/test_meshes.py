@@ -92,6 +92,16 @@ def test_convnexts_losses_are_the_same_on_one_device_and_on_eight():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["Swin", "Swin V2"])
+def test_a_swin_on_a_mesh_of_all_axes_has_the_losses_of_one_device(name):
+    found = losses(*(f"{name}: {mesh}" for mesh in ("one", "fsdp", "tensor", "all")))
+    for mesh in ("fsdp", "tensor", "all"):
+        several = found[f"{name}: {mesh}"]
+        np.testing.assert_allclose(several["losses"], found[f"{name}: one"]["losses"], rtol=1e-5)
+        assert several["share"] < 0.6
+
+
+@pytest.mark.slow
 def test_fsdp_and_tensor_divide_parameters_and_moments(results):
     assert results["ViT: data"]["share"] == 1
     assert results["ViT, dots: fsdp"]["share"] < 0.5  # What is smaller than 16,384 elements is copied.
