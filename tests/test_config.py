@@ -70,6 +70,7 @@ OTHER_JOBS += (
     "bit_r152x4_jft",
     "bit_hyperrule",
     "convnext",
+    "swin",
 )
 
 
@@ -210,6 +211,7 @@ SMOKE = (
     "mae_h14",
     "mae_finetune",
     "convnext",
+    "swin",
 )
 SMOKE = ("vit_s16_i1k", *(pytest.param(name, marks=pytest.mark.slow) for name in SMOKE))
 

@@ -25,6 +25,7 @@ LINES, PARAMETERS = 80, 12
 MANY_PARAMETERS = {
     "vit_jax/models/convnext.py: ConvNeXt.__init__": "They are the model's arguments, of `config.model`.",
     "vit_jax/models/resnet.py: BiT.__init__": "They are the model's arguments, values of `config.model`.",
+    "vit_jax/models/swin.py: Swin.__init__": "They are the model's arguments, values of `config.model`.",
     "vit_jax/models/vit.py: ViT.__init__": "They are the model's arguments, values of `config.model`.",
     "vit_jax/runs/training_log.py: TrainLog.__init__": "The progress line shows each of them.",
 }

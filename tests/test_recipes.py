@@ -356,3 +356,47 @@ def test_hyperrule_has_what_all_its_runs_share(dataset):
 def test_hyperrule_asks_for_the_number_of_a_folders_images():
     with pytest.raises(UserError, match="number of training images: dataset=folder,images=4000"):
         load("bit_hyperrule", "dataset=folder")
+
+
+# Epochs, batch, weight decay; rate, its floor and start, warm-up; stochastic depth, image, test images.
+SWIN = {
+    "model=Swin-T": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.2, 224, 256),
+    "model=Swin-B": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.5, 224, 256),
+    "model=SwinV2-S/w16": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.3, 256, 292),
+    "model=Swin-L,task=i21k": (90, 4096, 0.05, 1e-3, 1e-5, 1e-6, 17_330, 0.2, 224, 256),
+    "model=SwinV2-B/w12,task=i21k": (90, 4096, 0.1, 1e-3, 1e-5, 1e-6, 17_330, 0.2, 192, 219),
+    "model=Swin-T,task=finetune": (30, 1024, 1e-8, 4e-5, 4e-7, 4e-8, 6256, 0.1, 224, 256),
+    "model=Swin-B/w12,task=finetune_i1k": (30, 1024, 1e-8, 4e-5, 4e-7, 4e-8, 6256, 0.5, 384, 384),
+    "model=SwinV2-L/w12to24,task=finetune": (30, 1024, 1e-8, 4e-5, 4e-7, 4e-8, 6256, 0.2, 384, 384),
+}
+
+
+@pytest.mark.parametrize("argument", SWIN)
+def test_swin_config_holds_the_published_values(argument):
+    config = load("swin", argument)
+    check(config)
+    augment, optimizer, data = config.augment, config.optimizer, config.data
+    found = (
+        *(config.epochs, config.batch_size, optimizer.weight_decay, optimizer.learning_rate),
+        *(optimizer.end_learning_rate, optimizer.warmup_learning_rate, optimizer.warmup_steps),
+        *(config.model.stochastic_depth, data.image_size, data.test_resize),
+    )
+    assert found == pytest.approx(SWIN[argument])
+    assert (optimizer.clip_norm, optimizer.decay, optimizer.count_from) == (5.0, "kernels", 0)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
+    assert (augment.policy, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
+    assert (augment.erasing, config.loss.label_smoothing, data.crop_area) == (0.25, 0.1, (0.08, 1.0))
+    assert data.test_crop == ("square" if data.image_size == 384 else "short_side")
+    assert (config.model.mean is None) == ("finetune" in argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("task=i22k", "no recipe for task=i22k; .*i21k"),
+        ("model=Swin-L", "no recipe for 'Swin-L' and task=i1k"),
+    ],
+)
+def test_swin_config_names_what_has_no_recipe(argument, words):
+    with pytest.raises(UserError, match=words):
+        load("swin", argument)

@@ -42,7 +42,10 @@ def far(ours, theirs) -> float:
 
 def same_logits(torch, ours, theirs) -> bool:
     images = random_images(ours)
-    return far(logits_of(ours, images), torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))) < TOLERANCE
+    return (
+        far(logits_of(ours, images), torch_logits(torch, theirs.double(), np.float64(ours.normalize(images))))
+        < TOLERANCE
+    )
 
 
 def drawn(torch, theirs):
@@ -139,7 +142,11 @@ def test_swin_of_another_kind_is_refused_by_name(name, torch, timm, tmp_path):
     ("library", "options", "words"),
     [
         ("timm", dict(position="1d"), "timm's Swin has no position='1d'"),
-        ("transformers", dict(image_size=100), "otherwise on a map of 25x25 places, stage 1's, with windows of 7"),
+        (
+            "transformers",
+            dict(image_size=100),
+            "otherwise on a map of 25x25 places, stage 1's, with windows of 7",
+        ),
         ("transformers", dict(image_size=28), "otherwise on a map of 4x4 places, stage 2's"),
         ("transformers", dict(image_size=(28, 56), blocks=(2,), stage_heads=(2,)), "on a map of 7x14"),
         ("transformers", dict(version=2, position="1d", image_size=56), "Swin V2 has no position='1d'"),

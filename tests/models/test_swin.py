@@ -7,15 +7,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from reference import count, feed_forward, forward, layer_norm, linear, parameters, random_images, random_model
+from reference import (
+    count,
+    feed_forward,
+    forward,
+    layer_norm,
+    linear,
+    parameters,
+    random_images,
+    random_model,
+)
 
 from vit_jax.errors import UserError
 from vit_jax.models import create_model, family_of, model_factory
 from vit_jax.models.layers import capturing
 from vit_jax.models.swin import log_offsets, shifted_regions, spread_offsets, windows
 
-# Patches make maps of 7x9 and 4x5, which windows of 3 do not divide, and the second has odd columns behind it.
-TINY = dict(image_size=(14, 18), num_classes=3, patch_size=2, dim=8, blocks=(2, 2), stage_heads=(2, 4), window=3)
+# Maps of 7x9 and 4x5 patches, which windows of 3 do not divide; the second has odd columns behind it.
+TINY = dict(
+    image_size=(14, 18), num_classes=3, patch_size=2, dim=8, blocks=(2, 2), stage_heads=(2, 4), window=3
+)
 SHORT = dict(blocks=(2,), stage_heads=(2,))
 CASES = {
     "padded, shifted": {},
@@ -46,7 +57,9 @@ def attend(x, p, window, shifted, version, former):
             places = [(top + i, left + j) for i in range(window[0]) for j in range(window[1])]
             # Whether a place came around the border, along each axis that is shifted.
             around = [
-                tuple(s > 0 and at >= size - s for at, size, s in zip(place, moved.shape, shift, strict=False))
+                tuple(
+                    s > 0 and at >= size - s for at, size, s in zip(place, moved.shape, shift, strict=False)
+                )
                 for place in places
             ]
             tokens = np.stack([moved[place] for place in places])
@@ -75,7 +88,9 @@ def bias_of(p, offset, head, window, version, former):
     """The bias of two places so far apart."""
     if version == 1:
         return p["bias_table"][offset[0] + window[0] - 1, offset[1] + window[1] - 1, head]
-    parts = [8 * d / max(1, side - 1) for d, side in zip(offset, (former,) * 2 if former else window, strict=True)]
+    parts = [
+        8 * d / max(1, side - 1) for d, side in zip(offset, (former,) * 2 if former else window, strict=True)
+    ]
     logs = np.array([math.copysign(math.log2(1 + abs(part)) / math.log2(8), part) for part in parts])
     mlp = p["bias_mlp"]
     hidden = np.maximum(0, linear(logs, mlp["fc1"]))
@@ -98,10 +113,14 @@ def swin(params, image, *, window, patch_size, blocks, version=1, pretrained_win
         former = pretrained_windows and pretrained_windows[stage - 1]
         for place in range(1, number + 1):
             block = params["stages"][f"{stage}"][f"{place:02d}"]
-            for norm, branch in (
-                ("norm1", lambda y: attend(y, block["attention"], own, place % 2 == 0, version, former)),
-                ("norm2", lambda y: feed_forward(y, block["mlp"], "gelu", "erf")),
-            ):
+
+            def attention(y, p=block["attention"], shifted=place % 2 == 0, own=own, former=former):
+                return attend(y, p, own, shifted, version, former)
+
+            def mlp(y, p=block["mlp"]):
+                return feed_forward(y, p, "gelu", "erf")
+
+            for norm, branch in (("norm1", attention), ("norm2", mlp)):
                 if version == 1:
                     x = x + branch(layer_norm(x, block[norm], 1e-5))
                 else:
@@ -152,7 +171,8 @@ def test_gradients_equal_finite_differences_of_a_plain_forward_pass(case):
         direction = rng.normal(size=x.shape)
         ends = []
         for step in (1e-5, -1e-5):
-            moved = jax.tree.map_with_path(lambda p, y, s=step: y + s * direction if p == path else y, plain)
+            change = {path: step * direction}
+            moved = jax.tree.map_with_path(lambda p, y, change=change: y + change.get(p, 0), plain)
             ends.append(swin(moved, np.float64(image[0]), **arguments) @ weights)
         expected = (ends[0] - ends[1]) / 2e-5
         np.testing.assert_allclose(
@@ -214,7 +234,9 @@ def test_entries_are_spread_by_offset():
 def test_offsets_are_counted_on_a_scale_of_logarithms():
     offsets = log_offsets((3, 1), (3, 1))
     assert offsets.shape == (5, 1, 2)
-    np.testing.assert_allclose(offsets[:, 0, 0] * 3, [-np.log2(9), -np.log2(5), 0, np.log2(5), np.log2(9)], rtol=1e-6)
+    np.testing.assert_allclose(
+        offsets[:, 0, 0] * 3, [-np.log2(9), -np.log2(5), 0, np.log2(5), np.log2(9)], rtol=1e-6
+    )
     np.testing.assert_array_equal(offsets[..., 1], 0)
 
 
@@ -238,7 +260,8 @@ def test_what_is_recomputed_is_the_same(version):
     arguments = TINY | SHORT | dict(version=version, dropout=0.1, stochastic_depth=0.5)
     images = random_images(2, *TINY["image_size"])
     plain, again = (
-        forward(random_model("Swin-T", **arguments, remat=remat), images, seed=3) for remat in ("none", "full")
+        forward(random_model("Swin-T", **arguments, remat=remat), images, seed=3)
+        for remat in ("none", "full")
     )
     np.testing.assert_allclose(plain, again, atol=1e-5)
     assert not np.allclose(plain, forward(random_model("Swin-T", **arguments), images, seed=4), atol=1e-3)

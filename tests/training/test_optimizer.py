@@ -57,6 +57,12 @@ def test_constant_schedule_only_warms_up():
     assert [float(schedule(t)) for t in (1, 2, 4, 50, 100)] == [0.125, 0.25, 0.5, 0.5, 0.5]
 
 
+@pytest.mark.parametrize(("t", "rate"), [(0, 0.1), (2, 0.3), (4, 0.5), (100, 0.5)])
+def test_warmup_rises_from_its_own_rate(t, rate):
+    values = dict(learning_rate=0.5, schedule="constant", warmup_steps=4, warmup_learning_rate=0.1)
+    assert float(make_schedule(settings(**values), 100)(t)) == pytest.approx(rate)
+
+
 @pytest.mark.parametrize(
     ("steps", "warmup", "stairs"),
     [
@@ -240,6 +246,17 @@ def test_weight_decay_moves_kernels_alone():
     after = run([zero], params, **values)["block"]
     np.testing.assert_allclose(after["kernel"], params["block"]["kernel"] * (1 - 0.1 * 0.5), rtol=1e-6)
     np.testing.assert_array_equal(after["bias"], params["block"]["bias"])
+
+
+@pytest.mark.parametrize("decay", ["kernels", "matrices"])
+def test_weight_decay_spares_a_swins_positions_and_factors(decay):
+    spared = ("attention/bias_table", "attention/logit_scale", "attention/bias_mlp/fc1/kernel")
+    paths = (*spared, "attention/out/kernel")
+    params = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(3) for path in paths})
+    zero = jax.tree.map(jnp.zeros_like, params)
+    values = dict(learning_rate=0.1, schedule="constant", warmup_steps=0, weight_decay=0.5, decay=decay)
+    after = nnx.traversals.flatten_mapping(run([zero], params, **values))
+    assert {"/".join(path) for path, value in after.items() if (value != 1).all()} == {"attention/out/kernel"}
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,16 @@ def test_an_interpolation_that_is_not_done_here_must_be_named_anew(checkpoint):
     with pytest.raises(UserError, match="interpolation=nearest, which .*give config.data.interpolation"):
         find_origin(config(checkpoint), 5)
     assert find_origin(config(checkpoint, **{"data.interpolation": "bicubic"}), 5).interpolation == "bicubic"
+
+
+def test_a_swin_goes_on_with_the_windows_that_its_name_says(tmp_path):
+    sizes = dict(dim=32, blocks=(2, 2), stage_heads=(2, 4))
+    arguments = sizes | dict(image_size=32, num_classes=3)
+    place = tmp_path / "model"
+    save(place, "timm", *described("Swin-T", **arguments), params_of(random_model("Swin-T", **arguments)).get)
+    values = {f"model.{name}": value for name, value in sizes.items()} | {"model.name": "Swin-T/w12"}
+    origin = find_origin(config(place, **values, **{"data.image_size": 96}), 3)
+    assert (origin.arguments["window"], origin.arguments["image_size"]) == (12, (96, 96))
+    assert origin.sources["stages/1/01/attention/bias_table"]().shape == (23, 23, 2)
+    with pytest.raises(UserError, match="config.model.name means Swin-T, but .* is Swin-32x2-2"):
+        find_origin(config(place, **{"model.name": "Swin-T"}), 3)

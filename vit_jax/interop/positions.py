@@ -74,9 +74,7 @@ def cubic(old: int, new: int) -> np.ndarray:
         away = np.abs(places - (first + tap))
         near = (1.25 * away - 2.25) * away**2 + 1
         far = -0.75 * (((away - 5) * away + 8) * away - 4)
-        np.add.at(
-            weights, (np.arange(new), np.clip(first + tap, 0, old - 1)), np.where(away <= 1, near, far)
-        )
+        np.add.at(weights, (np.arange(new), np.clip(first + tap, 0, old - 1)), np.where(away <= 1, near, far))
     return weights
 
 

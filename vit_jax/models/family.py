@@ -40,6 +40,7 @@ class Family:
         to, by its path in the model; -1 before the encoder, infinity behind it. None: the family has no such
         layers.
       any_size: a model's parameters do not tell the size of its images.
+      loose: arguments that names tell, and that a run may change in the checkpoint from which it starts.
     """
 
     model: type[ImageModel]
@@ -51,6 +52,7 @@ class Family:
     axes: tuple[tuple[str, str], ...]
     layer: Callable[[ImageModel], Callable[[str], float]] | None = None
     any_size: bool = False
+    loose: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

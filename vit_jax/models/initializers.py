@@ -119,6 +119,10 @@ SCHEMES = {
     ),
     # Swin's authors' in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch starts convolutions.
     "swin": Scheme(
-        normal(0.02), lambda inputs: uniform(inputs**-0.5), normal(0.02), jax.nn.initializers.zeros, normal(0.02)
+        normal(0.02),
+        lambda inputs: uniform(inputs**-0.5),
+        normal(0.02),
+        jax.nn.initializers.zeros,
+        normal(0.02),
     ),
 }

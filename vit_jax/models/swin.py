@@ -3,10 +3,10 @@
 Four stages of blocks, each of half the resolution and twice the width of the one before it. Dimensions are
 named: batch height width dim heads head_dim tokens, the last those of a window.
 
-How windows are laid out: the map stays `[batch, height, width, dim]` through norms, projections and MLPs, which
-look at each place alone. Queries, keys and values are cut into windows by the transpose that brings heads before
-tokens, which attention needs anyway, and the values' way back is one transpose too. So windows are never copied
-for their own sake. What is copied is the shifted map, before the projection and after it, at the width of `dim`.
+How windows are laid out: the map stays `[batch, height, width, dim]` through norms, projections and MLPs,
+which look at each place alone. Queries, keys and values are cut into windows by the transpose that brings
+heads before tokens, which attention needs anyway, and the values' way back is one transpose too. So windows
+are never copied for their own sake. What is copied is the shifted map, before the projection and after it.
 """
 
 import dataclasses
@@ -215,7 +215,9 @@ class WindowAttention(nnx.Module):
             x = jnp.pad(x, ((0, 0), (0, missing[0]), (0, missing[1]), (0, 0)))
         size = x.shape[1:3]
         query, key, value = (self._cut(named("heads", part)) for part in self.qkv(x))
-        out = self._attend(query, key, value, shifted_regions(size, self.window, shift) if any(shift) else None)
+        out = self._attend(
+            query, key, value, shifted_regions(size, self.window, shift) if any(shift) else None
+        )
         x = self.out(named("heads", self._join(out, size)))[:, :height, :width]
         return jnp.roll(x, shift, axis=(1, 2)) if any(shift) else x
 
@@ -489,15 +491,17 @@ class Swin(ImageModel):
         """The same model for images of another size, where its windows stay what they are.
 
         Raises:
-          UserError: the patches do not divide the size, a stage would have other windows, or there are learned
-            positions.
+          UserError: the patches do not divide the size, a stage would have other windows, or there are
+            learned positions.
         """
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         if size == self.image_size:
             return self
         _check_size(size, self.patch_size)
         if self.position_embedding is not None:
-            raise UserError("a Swin with model.position='1d' has parameters for each patch, and is not resized")
+            raise UserError(
+                "a Swin with model.position='1d' has parameters for each patch: it is not resized"
+            )
         grid, stages = (size[0] // self.patch_size, size[1] // self.patch_size), len(self.blocks)
         old, new = (windows(where, self.window, stages) for where in (self.grid, grid))
         for stage, (before, after) in enumerate(zip(old, new, strict=True), start=1):
@@ -542,8 +546,8 @@ def _check_together(given: SimpleNamespace) -> None:
         values = getattr(given, name)
         if values is not None and len(values) != len(given.blocks):
             raise UserError(
-                f"model.{name} has {len(values)} stages, and model.blocks {len(given.blocks)}: each needs one "
-                "value"
+                f"model.{name} has {len(values)} stages, and model.blocks {len(given.blocks)}: each needs "
+                "one value"
             )
     for stage, heads in enumerate(given.stage_heads):
         if given.dim * 2**stage % heads:
@@ -561,8 +565,8 @@ def _check_size(size: tuple[int, int], patch: int) -> None:
     if height % patch or width % patch:
         down = max(patch, height // patch * patch)
         raise UserError(
-            f"patch size {patch} does not divide the image of {height}x{width} pixels; use an image size such "
-            f"as {down} or {down + patch}, or another model.patch_size"
+            f"patch size {patch} does not divide the image of {height}x{width} pixels; use an image size "
+            f"such as {down} or {down + patch}, or another model.patch_size"
         )
 
 
@@ -642,4 +646,5 @@ FAMILY = Family(
         *HEAD_AXES,
     ),
     layer=lambda model: partial(_layer, model),
+    loose=("window", "pretrained_windows"),
 )

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name, params_of
-from vit_jax.models import model_factory
+from vit_jax.models import family_of, model_factory
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, one_of, text
 from vit_jax.runs.workdir import open_any
@@ -88,7 +88,9 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
             return Origin(*named, {}, [], config.data.interpolation or "bilinear")
     checkpoint = open_any(values.checkpoint, config.data.image_size)
     own = checkpoint.arguments
-    if named and model_name(*named) != (name := model_name(checkpoint.model, own)):
+    loose = {key: named[1][key] for key in family_of(checkpoint.model).loose if named and key in named[1]}
+    if named and model_name(*named) != model_name(checkpoint.model, own | loose):
+        name = model_name(checkpoint.model, own)
         raise UserError(
             f"config.model.name means {model_name(*named)}, but {values.checkpoint} is {name}; "
             "leave it empty to take the checkpoint's"
@@ -99,6 +101,7 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
             f"the data {num_classes:,}; use head='new'"
         )
     del wanted["name"]
+    wanted = loose | wanted
     # How it was regularised belongs to the run that made it.
     wanted = {name: 0.0 for name in ("dropout", "stochastic_depth", "head_bias") if name in own} | wanted
     arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new")

@@ -25,16 +25,18 @@ OPTIONS = {
         1, whole(0, 1), "Number of the first update in the schedule; 0 in big_vision, Optax and others."
     ),
     "optimizer.warmup_steps": Option(10_000, whole(0), "Steps in which the rate rises linearly."),
+    "optimizer.warmup_learning_rate": Option(0.0, number(least=0), "The rate from which it rises."),
 }
 
 
 def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.Array]:
     """The learning rate of update t = 1 ... `steps`.
 
-    Linear warm-up times a decay of `learning_rate`: linear or cosine, down to `end_learning_rate`; by stairs,
-    a factor after each of so many shares of the run; or none. The first update is number `count_from` of the
-    schedule: counted from 1 its rate is above zero and the last one has the end rate; counted from 0 each
-    update has the rate that it has in big_vision, vision_transformer and Optax, one update later.
+    Linear warm-up from `warmup_learning_rate`, then a decay of `learning_rate`: linear or cosine, down to
+    `end_learning_rate`; by stairs, a factor after each of so many shares of the run; or none. The first
+    update is number `count_from` of the schedule: counted from 1 its rate is above zero and the last one has
+    the end rate; counted from 0 each update has the rate that it has in big_vision, vision_transformer and
+    Optax, one update later.
 
     Raises:
       UserError: warm-up as long as the whole run.
@@ -56,6 +58,9 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
             "stairs": base * config.stair_factor ** (t > stairs).sum(),
             "constant": jnp.full_like(progress, base),
         }[config.schedule]
-        return rate * jnp.minimum(1, t / warmup) if warmup else rate
+        if not warmup:
+            return rate
+        risen = jnp.minimum(1, t / warmup)
+        return rate * risen + config.warmup_learning_rate * (1 - risen)
 
     return schedule

@@ -52,9 +52,7 @@ _BIASES = {
 }
 
 _SIZES = dict(tiny="T", small="S", base="B", large="L")
-_NAME = re.compile(
-    r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)"
-)
+_NAME = re.compile(r"swin(?:v2)?_(tiny|small|base|large)(?:_patch4)?_window(\d+)(?:to(\d+))?_(?:\d+to)?(\d+)")
 # Tensors that some versions keep beside the parameters, and that follow from the sizes.
 _FOLLOW = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 
@@ -89,7 +87,7 @@ def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
     """The model that tensors and a `config.json` (or {}) belong to.
 
-    Without a config the windows of a Swin are told by its tables, and its images are taken for 32 windows wide.
+    Without a config the windows of a Swin are told by its tables, and images are taken to be 32 windows wide.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     given, said = given_arguments(config, "depths", "window_size", "pretrained_window_sizes"), {}

@@ -102,8 +102,8 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 def _refuse_other_maps(values: dict) -> None:
     """Raises UserError for maps that Transformers would cut into other windows.
 
-    It pads before it shifts, takes the shorter side of a map that is no larger than a window for both, and has
-    a table of the whole window there.
+    It pads before it shifts, takes the shorter side of a map that is no larger than a window for both, and
+    has a table of the whole window there.
     """
     side, version = values["window"], values["version"]
     grid = tuple(length // values["patch_size"] for length in values["image_size"])

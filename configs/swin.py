@@ -1,0 +1,84 @@
+"""Swin and Swin V2 on ImageNet-1k, on ImageNet-21k, and fine-tuned (2103.14030, 2111.09883; their configs).
+
+    python -m vit_jax.main --config=configs/swin.py:model=Swin-T --workdir=DIR
+    python -m vit_jax.main --config=configs/swin.py:model=Swin-B,task=i21k --workdir=DIR
+    python -m vit_jax.main --config=configs/swin.py:model=Swin-B/w12,task=finetune --workdir=DIR2 \\
+        --config.finetune.checkpoint=DIR
+
+Trained on ImageNet-1k alone T, S and B reach 81.2, 83.2 and 83.5 %, SwinV2-{T,S,B}/w16 82.8, 84.1 and 84.6 %;
+from ImageNet-21k, at 384 pixels, Swin-{B,L}/w12 86.4 and 87.3 %, SwinV2-{B,L}/w12to24 87.1 and 87.6 %.
+`task=finetune_i1k` goes on at 384 pixels with what was trained on ImageNet-1k: 84.5 %. The name may say other
+windows than the checkpoint's, whose tables of positions are then resized.
+"""
+
+from vit_jax.config import base_config, choose, named_values
+from vit_jax.errors import UserError, nearest
+from vit_jax.recipes import IMAGENET_IMAGES
+
+IMAGENET_21K_IMAGES = 14_197_122  # Of the release of fall 2011, which has 21,841 classes.
+
+# Stochastic depth by task and model, and the size of images where it is not 224.
+SKIPPED = {
+    "i1k": {
+        **{"Swin-T": 0.2, "Swin-S": 0.3, "Swin-B": 0.5},
+        **{"SwinV2-T/w8": 0.2, "SwinV2-S/w8": 0.3, "SwinV2-B/w8": 0.5},
+        **{"SwinV2-T/w16": 0.2, "SwinV2-S/w16": 0.3, "SwinV2-B/w16": 0.5},
+    },
+    "i21k": {
+        **{"Swin-T": 0.1, "Swin-S": 0.2, "Swin-B": 0.2, "Swin-L": 0.2},
+        **{"SwinV2-B/w12": 0.2, "SwinV2-L/w12": 0.2},
+    },
+    "finetune": {
+        **{"Swin-T": 0.1, "Swin-S": 0.2, "Swin-B": 0.2, "Swin-L": 0.2, "Swin-B/w12": 0.2, "Swin-L/w12": 0.2},
+        **{f"SwinV2-{size}/{windows}": 0.2 for size in "BL" for windows in ("w12to16", "w12to24")},
+    },
+    "finetune_i1k": {"Swin-B/w12": 0.5},
+}
+SIZES = {"Swin/w12": 384, "SwinV2/w8": 256, "SwinV2/w16": 256, "SwinV2/w12": 192}
+SIZES |= {"SwinV2/w12to16": 256, "SwinV2/w12to24": 384}
+
+
+def get_config(argument=None):
+    values, argument = named_values(argument, model="Swin-T", task="i1k")
+    model, task = values["model"], values["task"]
+    if task not in SKIPPED:
+        raise UserError(f"no recipe for task={task}; {nearest(task, SKIPPED)}")
+    if model not in SKIPPED[task]:
+        raise UserError(f"no recipe for {model!r} and task={task}; {nearest(model, SKIPPED[task])}")
+    family, _, windows = model.partition("/")
+    size = SIZES.get(f"{family.split('-')[0]}/{windows}", 224)
+    config = base_config()
+    config.model.name, config.model.dtype = model, "bfloat16"
+    config.model.stochastic_depth = SKIPPED[task][model]
+    config.data.source, config.data.path = "tfds", "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
+    config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
+    config.data.interpolation = config.data.test_interpolation = "bicubic"
+    config.data.image_size = size
+    if size < 384:
+        config.data.test_resize = size * 256 // 224
+    else:  # The whole image, squeezed.
+        config.data.test_crop, config.data.test_resize = "square", size
+    # DeiT's augmentation, without its repeated images and its average; timm leaves colours to the policy.
+    config.augment.policy, config.augment.erasing = "rand-m9-mstd0.5-inc1", 0.25
+    config.augment.mixup, config.augment.cutmix = 0.8, 1.0
+    config.loss.label_smoothing = 0.1
+    config.optimizer.schedule, config.optimizer.clip_norm, config.optimizer.count_from = "cosine", 5.0, 0
+    config.evaluate_every, config.checkpoint.every = 5000, 2000
+    images, config.batch_size, config.epochs = IMAGENET_IMAGES, 1024, 30.0
+    rate, warmup, config.optimizer.weight_decay = 2e-5, 5, 1e-8  # The rate is that of 512 images.
+    if task == "i1k":
+        config.epochs, rate, warmup, config.optimizer.weight_decay = 300.0, 5e-4, 20, 0.05
+    elif task == "i21k":
+        images, config.batch_size, config.epochs, rate = IMAGENET_21K_IMAGES, 4096, 90.0, 1.25e-4
+        config.optimizer.weight_decay = 0.1 if model.startswith("SwinV2") else 0.05
+        config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
+        config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
+    if not task.startswith("finetune"):
+        # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
+        config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    rate *= config.batch_size / 512
+    config.optimizer.learning_rate, config.optimizer.end_learning_rate = rate, rate / 100
+    config.optimizer.warmup_learning_rate = rate / 1000
+    config.optimizer.warmup_steps = round(warmup * images / config.batch_size)
+    return choose(config, argument)
