@@ -214,7 +214,7 @@ def test_config_that_is_not_understood_is_named(config, match, folder):
 
 def test_tensors_of_another_kind_of_model_are_named(tmp_path):
     save_file({"stem.0.weight": np.zeros((4, 3, 4, 4), np.float32)}, tmp_path / "model.safetensors")
-    refused(tmp_path, r"not the tensors of a ViT, BiT or ConvNeXt of timm's: .*'stem\.0\.weight'")
+    refused(tmp_path, r"not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: .*'stem\.0\.weight'")
 
 
 @pytest.mark.parametrize(

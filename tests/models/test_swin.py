@@ -281,6 +281,13 @@ def test_attention_of_each_window_is_captured():
     np.testing.assert_allclose(first.sum(-1), 1, rtol=1e-5)
 
 
+def test_pyramid_has_the_map_of_each_stage():
+    model, images = random_model("Swin-T", **TINY | dict(blocks=(1, 1))), random_images(1, 14, 18)
+    fine, coarse = jax.jit(model.pyramid)(images)
+    assert (fine.shape, coarse.shape) == ((1, 7, 9, 8), (1, 4, 5, 16))
+    np.testing.assert_allclose(model.norm(coarse).mean((1, 2)), model.features(images), atol=1e-5)
+
+
 def test_a_swin_is_resized_where_its_windows_stay():
     arguments = TINY | dict(image_size=(12, 12), blocks=(1, 1))
     model, images = random_model("Swin-T", **arguments), random_images(1, 24, 12)

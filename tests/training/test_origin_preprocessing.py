@@ -69,7 +69,8 @@ def test_a_swin_goes_on_with_the_windows_that_its_name_says(tmp_path):
     place = tmp_path / "model"
     save(place, "timm", *described("Swin-T", **arguments), params_of(random_model("Swin-T", **arguments)).get)
     values = {f"model.{name}": value for name, value in sizes.items()} | {"model.name": "Swin-T/w12"}
-    origin = find_origin(config(place, **values, **{"data.image_size": 96}), 3)
+    values |= {"data.image_size": 96, "data.test_resize": 96}
+    origin = find_origin(config(place, **values), 3)
     assert (origin.arguments["window"], origin.arguments["image_size"]) == (12, (96, 96))
     assert origin.sources["stages/1/01/attention/bias_table"]().shape == (23, 23, 2)
     with pytest.raises(UserError, match="config.model.name means Swin-T, but .* is Swin-32x2-2"):

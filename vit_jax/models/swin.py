@@ -466,11 +466,18 @@ class Swin(ImageModel):
 
     def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Turns images into the mean of the last stage's normalised places, `[batch, features]`."""
+        return self.norm(self.pyramid(images, rngs)[-1]).mean(axis=(1, 2))
+
+    def pyramid(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> list[jax.Array]:
+        """Turns images into the features of each stage, `[batch, rows, columns, dim]`, finest first.
+
+        They are not normalised, as in the authors' code for dense prediction before its norms.
+        """
         x = self.patch_norm(self.patch_embedding(self.normalize(images)))
         if self.position_embedding is not None:
             x = x + self.position_embedding().reshape(1, *x.shape[1:]).astype(x.dtype)
         x = named("features", drop(x, self.dropout, rngs))
-        key, number = None if rngs is None else rngs.dropout(), 0
+        key, number, found = None if rngs is None else rngs.dropout(), 0, []
         for stage, blocks in self.stages.items():
             numbers = range(number, number + len(blocks))
             number += len(blocks)
@@ -479,9 +486,10 @@ class Swin(ImageModel):
                 for place in numbers
             ]
             x = run_layers(_call, list(blocks.values()), x, own, remat=self.remat)
+            found.append(x)
             if stage in self.merges:
                 x = named("features", self.merges[stage](x))
-        return self.norm(x).mean(axis=(1, 2))
+        return found
 
     def block_rate(self, block: int) -> float:
         """Stochastic depth of a block, counted from 0 through all stages."""

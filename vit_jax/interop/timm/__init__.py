@@ -37,7 +37,7 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
         if (said := module.named(architecture)) is not None:
             return tensors, config | dict(named=said)
     raise UserError(
-        f"timm's {architecture} is none of the models that are read: ViTs, hybrids, BiTs, ConvNeXts"
+        f"timm's {architecture} is none of the models that are read: ViTs, hybrids, BiTs, ConvNeXts, Swins"
     )
 
 
@@ -76,8 +76,8 @@ LIBRARY = Library(
     claims=lambda path, config, tensors: True,  # Asked last.
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        "these are not the tensors of a ViT, BiT or ConvNeXt of timm's: 'patch_embed.proj.weight' is missing "
-        f"among {len(tensors)} tensors such as {min(tensors, default='none')!r}"
+        "these are not the tensors of a ViT, BiT, ConvNeXt or Swin of timm's: 'patch_embed.proj.weight' is "
+        f"missing among {len(tensors)} tensors such as {min(tensors, default='none')!r}"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,
