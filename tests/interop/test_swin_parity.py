@@ -130,6 +130,18 @@ def test_tables_are_resized_as_pytorch_interpolates(torch, tmp_path):
             np.testing.assert_array_equal(wider[path], table)
 
 
+def test_positions_of_patches_are_resized_as_pytorch_interpolates(torch, tmp_path):
+    arguments = OURS | dict(image_size=56, position="1d")
+    model = random_model("Swin-T", **arguments)
+    folder = write(model, tmp_path / "model", "transformers", "Swin-T", **arguments)
+    found = params_of(vit_jax.load_model(folder, say=str, image_size=112))["position_embedding/table"]
+    table = np.array(params_of(model)["position_embedding/table"]).reshape(1, 14, 14, -1)
+    theirs = torch.nn.functional.interpolate(
+        torch.from_numpy(table).permute(0, 3, 1, 2), size=(28, 28), mode="bicubic"
+    )
+    np.testing.assert_allclose(found.reshape(1, 28, 28, -1), theirs.permute(0, 2, 3, 1), atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["swin_s3_tiny_224", "swinv2_cr_tiny_ns_224"])
 def test_swin_of_another_kind_is_refused_by_name(name, torch, timm, tmp_path):
     theirs = timm.create_model(name, num_classes=7)

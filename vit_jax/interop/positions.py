@@ -57,25 +57,10 @@ def resize_bias_table(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
     Returns:
       `[rows, columns, heads]`, float32; PyTorch's `interpolate(mode="bicubic")` gives the same.
     """
-    table = np.asarray(table, np.float64)
-    down, across = (cubic(old, new) for old, new in zip(table.shape[:2], (rows, columns), strict=True))
-    return np.einsum("rR,cC,RCh->rch", down, across, table).astype(np.float32)
-
-
-def cubic(old: int, new: int) -> np.ndarray:
-    """The weights `[new, old]` of cubic interpolation along one axis, with PyTorch's constant of -0.75.
-
-    Values fill their cells, of which both ends of the axis are borders; the outermost are repeated beyond.
-    """
-    places = (np.arange(new) + 0.5) * (old / new) - 0.5
-    first = np.floor(places).astype(int)
-    weights = np.zeros((new, old))
-    for tap in range(-1, 3):
-        away = np.abs(places - (first + tap))
-        near = (1.25 * away - 2.25) * away**2 + 1
-        far = -0.75 * (((away - 5) * away + 8) * away - 4)
-        np.add.at(weights, (np.arange(new), np.clip(first + tap, 0, old - 1)), np.where(away <= 1, near, far))
-    return weights
+    table = np.asarray(table)
+    sides = zip(table.shape[:2], (rows, columns), strict=True)
+    down, across = (interpolation(old, new, "bicubic") for old, new in sides)
+    return np.einsum("rR,cC,RCh->rch", down, across, table)
 
 
 def image_size_of(

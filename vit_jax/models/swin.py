@@ -436,7 +436,8 @@ class Swin(ImageModel):
             rngs=rngs,
         )
         self.patch_norm = layer_norm(given.dim, stack, rngs)
-        self.prefix_tokens, self.prefix = (), 0  # Before the patches, in the table of positions.
+        # Nothing is before the patches in the table of positions, which the authors resize so.
+        self.prefix_tokens, self.prefix, self.position_resize = (), 0, "bicubic"
         learned = given.position == "1d"
         self.position_embedding = PositionEmbedding("1d", self.grid, 0, given.dim, rngs) if learned else None
 
