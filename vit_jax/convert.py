@@ -1,13 +1,17 @@
 """Writes a checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
-Transformers, or `hf://owner/name`. DESTINATION is `FILE.npz` for Google's format, or a new folder
-for Transformers, or for timm where Transformers has no such model; `--to` chooses.
+Transformers, `hf://owner/name`, or a `.pth` file of the authors of DINO, DINOv2, MAE or DeiT, which
+PyTorch reads (`FILE.pth@teacher`: one of several dicts of tensors). DESTINATION is `FILE.npz` for
+Google's format, or a new folder for Transformers, or for timm where Transformers has no such model;
+`--to` chooses.
 """
 
 import re
+import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -16,6 +20,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import LIBRARIES, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
+from vit_jax.interop.torch_files import is_torch_file, unpack
 from vit_jax.runs.workdir import open_any
 from vit_jax.save import check_destination, library_of
 
@@ -44,6 +49,16 @@ def main(arguments: list[str]) -> None:
         changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
     changes = {name: value for name, value in changes.items() if value is not None}
 
+    with tempfile.TemporaryDirectory() as folder:
+        if is_torch_file(source):
+            unpacked, notes = unpack(source, Path(folder))
+            print("\n".join(notes))
+            source = str(unpacked)
+        convert(source, destination, changes)
+
+
+def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
+    """Writes a checkpoint to a destination, with some of the model's arguments changed, and says how."""
     checkpoint = open_any(source, changes.get("image_size"))
     print(checkpoint.describe())
     values, sources, done = fit(checkpoint, changes)

@@ -1,0 +1,118 @@
+"""PyTorch's own files, `.pth` and `.pt`, in which authors publish weights: read by PyTorch, and nowhere else.
+
+`torch.load(weights_only=True)` runs in a process of its own, where torch is installed; it takes tensors and
+plain values and refuses every other object, so that no code of the file is run. Only `vit_jax.convert` reads
+such files: all else refuses pickles.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.preprocessing import IMAGENET
+
+SUFFIXES = (".pth", ".pt", ".bin")
+OLDEST_TORCH = (2, 6)  # Before, weights_only=True could be made to run code (CVE-2025-32434).
+
+# Finds the tensors, by the key that is asked for or the only one that holds some, and saves them.
+_READ = f"""
+import re, sys
+import torch
+from safetensors.torch import save_file
+source, destination, key = sys.argv[1:]
+if tuple(map(int, re.findall(r"\\d+", torch.__version__)[:2])) < {OLDEST_TORCH}:
+    sys.exit(f"torch {{torch.__version__}} is too old to read it safely; install torch 2.6 or later")
+try:
+    content = torch.load(source, map_location="cpu", weights_only=True)
+except Exception as error:
+    if "weights_only" not in str(error).lower() and "unsupported" not in str(error).lower():
+        sys.exit(f"torch cannot read it: {{str(error).splitlines()[0]}}")
+    found = re.search(r"GLOBAL ([\\w.]+)", str(error))
+    what = found[1] if found else "other objects"
+    sys.exit(f"it holds more than tensors ({{what}}), which are not unpickled")
+
+def tensors(value):
+    return isinstance(value, dict) and value and all(isinstance(x, torch.Tensor) for x in value.values())
+
+if not tensors(content):
+    inside = [name for name, value in content.items() if tensors(value)] if isinstance(content, dict) else []
+    if key and key not in inside or not inside or len(inside) > 1 and not key:
+        there = ", ".join(map(str, inside)) or "none"
+        sys.exit(f"tensors are asked for by their key, FILE@KEY; there are: {{there}}")
+    content = content[key or inside[0]]
+floats = {{name: x.detach().clone().contiguous() for name, x in content.items() if x.is_floating_point()}}
+save_file(floats, destination)
+"""
+
+# Prefixes that wrappers put before names, and names that authors have where timm has others.
+_PREFIXES = r"^(module\.|backbone\.|encoder\.|_orig_mod\.)+"
+_RENAMED = {"register_tokens": "reg_token", r"\.mlp\.w12\.": ".mlp.fc1.", r"\.mlp\.w3\.": ".mlp.fc2."}
+_SEEN = dict(mean=IMAGENET["mean"], std=IMAGENET["deviation"], interpolation="bicubic", crop_pct=0.875)
+# What belongs to pre-training and not to the model: tokens that mask, decoders, projection heads.
+_LEFT_OUT = r"^(mask_token|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|projector|predictor)"
+
+
+def is_torch_file(source: str) -> bool:
+    """True for a path of one of PyTorch's files, with or without `@KEY`."""
+    return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
+
+
+def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
+    """Writes the tensors of one of PyTorch's files into a folder as timm has them.
+
+    They see pixels by ImageNet's mean and deviation, 7/8 of the short side, as the authors of DINO, DINOv2,
+    MAE and DeiT have it.
+
+    Args:
+      source: the path; `FILE@KEY` where the file holds several dicts of tensors, such as `teacher`.
+      folder: an empty one, for the new file.
+
+    Returns:
+      The folder, and in words what was left out and taken for granted.
+
+    Raises:
+      UserError: there is no such file, or no torch of 2.6 or later; the file holds more than tensors, or
+        several dicts of them and no key.
+    """
+    from safetensors.numpy import load_file, save_file
+
+    path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
+    if not Path(path).is_file():
+        raise UserError(f"there is no file {path}")
+    read = folder / "read.safetensors"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _READ, path, str(read), key], capture_output=True, text=True
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        missing = re.search(r"No module named '(\w+)'", lines[-1])
+        words = f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
+        raise UserError(f"{path}: {words}")
+    tensors, left_out = {}, []
+    for name, array in load_file(read).items():
+        short = re.sub(_PREFIXES, "", name)
+        for pattern, other in _RENAMED.items():
+            short = re.sub(pattern, other, short)
+        if re.match(_LEFT_OUT, short):
+            left_out.append(short)
+        elif short in tensors:
+            raise UserError(f"{path}: two tensors are called {short} without what stands before their names")
+        else:
+            tensors[short] = array
+    read.unlink()
+    if {
+        "reg_token",
+        "pos_embed",
+    } <= tensors.keys():  # There registers have no positions; in timm zeros are none.
+        table, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
+        tensors["pos_embed"] = np.concatenate([table[:, :1], zeros, table[:, 1:]], axis=1)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(dict(pretrained_cfg=_SEEN)))
+    starts = sorted({name.split(".")[0] for name in left_out})
+    notes = [f"left out, of pre-training alone: {start}" for start in starts]
+    return folder, [*notes, "assumed: pixels by ImageNet's mean and deviation, a crop of 7/8, bicubic"]
