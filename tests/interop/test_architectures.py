@@ -1,4 +1,4 @@
-"""Every ViT, hybrid and BiT of timm either gives its own logits here, or is refused in one line."""
+"""Every ViT, hybrid, BiT, ConvNeXt and Swin of timm either gives its own logits here, or is refused in one line."""
 
 import json
 
@@ -11,7 +11,8 @@ import vit_jax
 from vit_jax.errors import UserError
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "resnetv2", "convnext")
-MOST = 30e6  # Parameters; a larger ViT is cut to two layers, a ConvNeXt to four blocks, a ResNet left out.
+MODULES += ("swin_transformer", "swin_transformer_v2")
+MOST = 30e6  # Parameters; larger: a ViT of two layers, others of four blocks; no ResNet.
 
 
 def differs(torch, theirs, folder) -> float:
@@ -94,7 +95,7 @@ def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_
         resnet = not hasattr(whole, "blocks") or hasattr(whole.patch_embed, "backbone")
         options = {}
         if sum(p.numel() for p in whole.parameters()) > MOST:
-            if name.startswith("convnext"):
+            if name.startswith(("convnext", "swin")):
                 options = dict(depths=(1, 1, 1, 1))
             elif not hasattr(whole, "blocks"):
                 print(f"{name}: left out")
@@ -113,7 +114,7 @@ def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_
             wrong[name] = off
     print(f"{len(equal)} give their logits, {len(refused)} are refused")
     assert not wrong
-    assert len(equal) > 85
+    assert len(equal) > 110
 
 
 TRANSFORMERS_SMALL = {
