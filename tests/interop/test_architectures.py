@@ -1,4 +1,4 @@
-"""Every ViT, hybrid, BiT, ConvNeXt and Swin of timm either gives its own logits here, or is refused in one line."""
+"""Every ViT, hybrid, BiT, ConvNeXt and Swin of timm gives its own logits here, or is refused in one line."""
 
 import json
 
