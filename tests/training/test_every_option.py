@@ -74,6 +74,7 @@ def training_loss(name: str, **options):
 def test_the_models_have_every_option():
     used = {option for model in MODELS.values() for option in model} | RANDOM.keys()
     numbers = {"channels", "resnet_width", "resnet_epsilons", "rope_grid", "head_bias", "norm_epsilon"}
+    numbers |= {"position_resize"}  # Of models that are resized.
     crossed = {"dtype", "scan", "remat"}
     options = inspect.signature(ViT.__init__).parameters.values()
     known = {option.name for option in options if option.default is not option.empty}
