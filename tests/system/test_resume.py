@@ -65,6 +65,32 @@ def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
     assert_same(tmp_path / "run", finished)
 
 
+SCATTERED = "--config=configs/scattered.py:model={},collection=digits,images=1000,steps=40,size=16"
+OTHER_FAMILIES = {
+    "ConvNeXt-T": ("blocks=(1, 1)", "widths=(16, 32)", "stochastic_depth=0.2"),
+    "Swin-T": ("dim=16", "blocks=(2, 2)", "stage_heads=(2, 4)", "window=2", "stochastic_depth=0.2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", OTHER_FAMILIES)
+def test_killed_run_of_another_family_ends_with_the_same_bits(run, tmp_path, model):
+    flags = [SCATTERED.format(model), *(f"--config.model.{value}" for value in OTHER_FAMILIES[model])]
+    flags += [f"--config.{value}" for value in ("batch_size=32", "checkpoint.every=10", "evaluate_every=20")]
+    flags += ["--config.data.test_split=test[:200]"]
+    result = run(*flags, f"--workdir={tmp_path / 'whole'}")
+    assert result.returncode == 0, result.stderr
+    process = run.start(*flags, f"--workdir={tmp_path / 'run'}")
+    while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "20").exists():
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    result = run(*flags, f"--workdir={tmp_path / 'run'}")
+    assert "continuing from" in result.stdout, result.stderr
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     process = run.start(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
