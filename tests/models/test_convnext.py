@@ -138,8 +138,7 @@ def test_there_are_ten_sizes_of_the_first_version_and_nine_of_the_second():
 
 def layers_of(name):
     model = abstract(model_factory(name, num_classes=3, image_size=32))
-    layer = family_of(model).layer(model)
-    return lambda path: layer(path)
+    return family_of(model).layer(model)
 
 
 def test_layers_of_large_models_are_groups_of_three_blocks():

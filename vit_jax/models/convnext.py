@@ -7,8 +7,8 @@ by how strong each channel is in the whole image (GRN). Dimensions are named: ba
 
 import math
 import re
+from collections.abc import Callable
 from functools import partial
-from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import ImageModel
-from vit_jax.models.layers import named, run_layers
+from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.layers import named, rising, run_blocks
 from vit_jax.models.pixels import Statistic
-from vit_jax.models.resnet import linear_head
+from vit_jax.models.resnet import HEAD_AXES, linear_head
 from vit_jax.options import Option, flag, number, one_of, several, whole
 
 ARGUMENTS = {
@@ -65,6 +65,7 @@ SIZES = {
     "H": dict(blocks=(3, 3, 27, 3), widths=(352, 704, 1408, 2816)),
     "XXL": dict(blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5),  # OpenCLIP's.
 }
+SMALL = ("Atto", "Femto", "Pico", "Nano")
 VERSIONS = {"ConvNeXt": {}, "ConvNeXtV2": dict(grn=True, layer_scale=None)}
 
 KERNEL = 7  # Side of a block's convolution.
@@ -212,10 +213,10 @@ class ConvNeXt(ImageModel):
     ):
         given = SimpleNamespace(**locals())
         check_arguments(vars(given), self.arguments)
-        size = (image_size,) * 2 if isinstance(image_size, Integral) else tuple(image_size)
+        size = height_and_width(image_size)
         _check_together(given, size)
         super().__init__(size, channels, mean, deviation, any_size=True)
-        self.num_classes, self.blocks_per_stage, self.remat = num_classes, tuple(blocks), remat
+        self.num_classes, self.blocks, self.remat = num_classes, tuple(blocks), remat
         self.stochastic_depth, self.gelu = stochastic_depth, gelu
         common = Common(grn, gelu, layer_scale, norm_epsilon, jnp.dtype(dtype))
 
@@ -236,19 +237,6 @@ class ConvNeXt(ImageModel):
         self.pre_logits = common.dense(widths[-1], head_hidden, rngs) if head_hidden else None
         self.head = linear_head(features, num_classes, head_bias, rngs) if num_classes else None
 
-    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
-
-        Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: a `dropout` stream; with it the call is a training call.
-
-        Raises:
-          UserError: images of another type or number of channels, or too small for the stages.
-        """
-        x = self.features(images, rngs)
-        return x if self.head is None else self.head(x)
-
     def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Turns images into what enters the head, `[batch, features]`."""
         x = self.pyramid(images, rngs)[-1]
@@ -262,27 +250,24 @@ class ConvNeXt(ImageModel):
 
         They are not normalised, as in the authors' code for dense prediction before its norms.
         """
-        _check_size(jnp.shape(images)[1:3], len(self.blocks_per_stage))
+        _check_size(jnp.shape(images)[1:3], len(self.blocks))
         x = self.normalize(images)
         for conv in self.stem.values():
             x = conv(x)
-        x, found, first = named("features", self.stem_norm(x)), [], 0
-        last = max(1, sum(self.blocks_per_stage) - 1)
-        for count, parts in zip(self.blocks_per_stage, self.stages.values(), strict=True):
+        x = named("features", self.stem_norm(x))
+        key, first, found = None if rngs is None else rngs.dropout(), 0, []
+        for count, parts in zip(self.blocks, self.stages.values(), strict=True):
             if "downsample" in parts:
                 x = named("features", parts["downsample"](parts["norm"](x)))
-            rates = [self.stochastic_depth * place / last for place in range(first, first + count)]
-            keys = [rngs.dropout() if rngs is not None and rate else None for rate in rates]
             blocks = [parts[f"{place:02d}"] for place in range(count)]
-            x = run_layers(_call_block, blocks, x, list(zip(keys, rates, strict=True)), remat=self.remat)
+            x = run_blocks(blocks, x, first, self.block_rate, key, remat=self.remat)
             found.append(x)
             first += count
         return found
 
-
-def _call_block(block: ConvNeXtBlock, x: jax.Array, inputs: tuple[jax.Array | None, float]) -> jax.Array:
-    key, rate = inputs
-    return named("features", block(x, None if key is None else nnx.Rngs(dropout=key), rate))
+    def block_rate(self, block: int) -> float:
+        """Stochastic depth of a block, counted from 0 through all stages."""
+        return rising(self.stochastic_depth, block, sum(self.blocks))
 
 
 def _stem(kind: str, channels: int, width: int, common: Common, rngs: nnx.Rngs) -> dict[str, nnx.Conv]:
@@ -337,12 +322,7 @@ def _spell(values: dict) -> str:
 def _source(name: str) -> str:
     if name == "ConvNeXt-XXL":
         return "Ilharco et al., 2021 (OpenCLIP)"
-    later = name.startswith("ConvNeXtV2") or name.removeprefix("ConvNeXt-") in (
-        "Atto",
-        "Femto",
-        "Pico",
-        "Nano",
-    )
+    later = name.startswith("ConvNeXtV2") or name.partition("-")[2] in SMALL
     return "Woo et al., 2023 (ConvNeXt V2)" if later else "Liu et al., 2022 (ConvNeXt)"
 
 
@@ -352,13 +332,13 @@ def _smallest(values: dict) -> dict:
     return dict(blocks=(1,) * stages, widths=widths, image_size=2 ** (stages + 1) * 2)
 
 
-def _layers(model: ConvNeXt):
-    """The number of a parameter's layer, as the papers' fine-tuning counts them.
+def _layers(model: ConvNeXt) -> Callable[[str], float]:
+    """The function that numbers a parameter's layer, as the papers' fine-tuning counts them.
 
     Models with 27 blocks or so in the third stage have twelve layers: each other stage is one, and three
     blocks of the third are one (V1, and V2's larger ones). Of smaller models each block is one (V2).
     """
-    blocks = model.blocks_per_stage
+    blocks = model.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27
     return partial(_layer, blocks, grouped)
 
@@ -378,8 +358,8 @@ def _layer(blocks: tuple[int, ...], grouped: bool, path: str) -> float:
 FAMILY = Family(
     model=ConvNeXt,
     names=(
-        *(f"ConvNeXt-{size}" for size in ("T", "S", "B", "L", "XL", "XXL", "Atto", "Femto", "Pico", "Nano")),
-        *(f"ConvNeXtV2-{size}" for size in ("Atto", "Femto", "Pico", "Nano", "T", "S", "B", "L", "H")),
+        *(f"ConvNeXt-{size}" for size in ("T", "S", "B", "L", "XL", "XXL", *SMALL)),
+        *(f"ConvNeXtV2-{size}" for size in (*SMALL, "T", "S", "B", "L", "H")),
     ),
     parse=_parse,
     spell=_spell,
@@ -392,6 +372,8 @@ FAMILY = Family(
         (r"stages/\d+/\d+/fc1/bias", "hidden"),
         (r"stages/\d+/\d+/fc2/kernel", "hidden -> dim"),
         (r"response_norm/(scale|bias)", "hidden"),
+        (r"pre_logits/kernel", "dim -> dim"),
+        *HEAD_AXES,
     ),
     layer=_layers,
     any_size=True,

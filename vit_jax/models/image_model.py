@@ -18,6 +18,14 @@ from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
 from vit_jax.options import Rule
 
 
+def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """The size of images as (height, width), which may be given as one number for squares."""
+    if isinstance(image_size, int | np.integer):
+        return int(image_size), int(image_size)
+    height, width = image_size
+    return height, width
+
+
 class About:
     """A record of a model's name and of where it came from.
 
@@ -46,8 +54,8 @@ class About:
 class ImageModel(nnx.Module):
     """A model of images: it checks them, and normalises them by the mean and deviation of its training.
 
-    A class of models has `__call__(images, rngs=None)`, which gives logits, and
-    `features(images, rngs=None)`, which gives what enters the head.
+    A class of models has `features(images, rngs=None)`, which gives what enters its linear `head`; that is
+    None where there are no classes.
 
     Args:
       image_size: height and width in pixels.
@@ -62,6 +70,7 @@ class ImageModel(nnx.Module):
     about: About | None = None
     arguments: ClassVar[Mapping[str, Rule]] = {}  # Those that not all families have.
     num_classes: int
+    head: nnx.Linear | None
 
     def __init__(
         self,
@@ -81,10 +90,17 @@ class ImageModel(nnx.Module):
     def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
 
-        Images are uint8, or floats in [-1, 1]. A call that brings `rngs` with a `dropout` stream is a
-        training call. A model without a head returns its features.
+        A model without a head returns its features.
+
+        Args:
+          images: uint8, or floats in [-1, 1].
+          rngs: with a `dropout` stream the call is a training call.
+
+        Raises:
+          UserError: images of another shape or type.
         """
-        raise NotImplementedError
+        x = self.features(images, rngs)
+        return x if self.head is None else self.head(x)
 
     def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Turns images into what enters the head, `[batch, features]`, whether there is a head or not."""
@@ -99,7 +115,7 @@ class ImageModel(nnx.Module):
         Raises:
           UserError: a model of this kind has no such size.
         """
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        size = height_and_width(image_size)
         if size == self.image_size or self.any_size:
             return self
         raise UserError(

@@ -71,6 +71,37 @@ def placing(
             variable.reset(token)
 
 
+def rising(rate: float, number: int, layers: int) -> float:
+    """Stochastic depth of a layer, counted from 0: it rises linearly from 0 to the rate in the last one."""
+    return rate * number / max(1, layers - 1)
+
+
+def run_blocks(
+    blocks: Sequence[nnx.Module],
+    x: jax.Array,
+    first: int,
+    rate: Callable[[int], float],
+    key: jax.Array | None,
+    *,
+    remat: str,
+) -> jax.Array:
+    """Applies the blocks of a stage, `[batch, height, width, channels]` to the same shape.
+
+    Args:
+      blocks: called as `block(x, rngs, stochastic_depth)`.
+      first: number of the first of them among all blocks of the model.
+      rate: stochastic depth by that number.
+      key: in training; each block's own is folded from it and its number.
+      remat: a key of `REMAT`.
+    """
+
+    def call(block, x, number):
+        rngs = None if key is None else nnx.Rngs(dropout=jax.random.fold_in(key, number))
+        return named("features", block(x, rngs, rate(number)))
+
+    return run_layers(call, blocks, x, range(first, first + len(blocks)), remat=remat)
+
+
 def run_layers(
     call: Callable[[nnx.Module, jax.Array, Any], jax.Array],
     layers: Sequence[nnx.Module],

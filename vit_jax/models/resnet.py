@@ -8,7 +8,6 @@ Dimensions are named: batch height width channels.
 import math
 import re
 from fractions import Fraction
-from numbers import Integral
 from typing import NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from vit_jax.arguments import MOST_LAYERS, check_arguments, or_none
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import ImageModel
+from vit_jax.models.image_model import ImageModel, height_and_width
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.options import Option, flag, number, one_of, several, whole
@@ -366,7 +365,7 @@ class BiT(ImageModel):
         check_arguments(locals(), self.arguments)
         if not resnet_blocks:
             raise UserError(f"resnet_blocks is {resnet_blocks!r} and must have a stage (model.resnet_blocks)")
-        size = (image_size,) * 2 if isinstance(image_size, Integral) else tuple(image_size)
+        size = height_and_width(image_size)
         stride = resnet_stride(resnet_blocks, resnet_stem)
         if axial and (size[0] % stride or size[1] % stride):
             raise UserError(
@@ -389,19 +388,6 @@ class BiT(ImageModel):
         )
         self.norm = group_norm(self.resnet.channels, RULES[True, resnet_epsilons], compute, rngs)
         self.head = linear_head(self.resnet.channels, num_classes, head_bias, rngs) if num_classes else None
-
-    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
-
-        Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: taken as all models do; a BiT has no dropout.
-
-        Raises:
-          UserError: images of another type or number of channels; of another size, if `axial`.
-        """
-        x = self.features(images)
-        return x if self.head is None else self.head(x)
 
     def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Turns images into the mean of the last stage's features over all places, `[batch, features]`."""

@@ -13,7 +13,6 @@ import dataclasses
 import math
 import re
 from functools import partial
-from numbers import Integral
 from types import SimpleNamespace
 
 import jax
@@ -26,8 +25,8 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import ImageModel
-from vit_jax.models.layers import capture, named, platform, run_layers
+from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.layers import capture, named, platform, rising, run_blocks
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import PositionEmbedding
 from vit_jax.models.resnet import HEAD_AXES, linear_head
@@ -392,7 +391,7 @@ class Swin(ImageModel):
     ):
         given = SimpleNamespace(**locals())
         check_arguments(vars(given), self.arguments)
-        size = (image_size,) * 2 if isinstance(image_size, Integral) else tuple(image_size)
+        size = height_and_width(image_size)
         _check_size(size, patch_size)
         _check_together(given)
         super().__init__(size, channels, mean, deviation)
@@ -452,19 +451,6 @@ class Swin(ImageModel):
             }
         )
 
-    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
-
-        Args:
-          images: uint8, or floats in [-1, 1].
-          rngs: with a `dropout` stream the call is a training call.
-
-        Raises:
-          UserError: images of another shape or type.
-        """
-        x = self.features(images, rngs)
-        return x if self.head is None else self.head(x)
-
     def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Turns images into the mean of the last stage's normalised places, `[batch, features]`."""
         return self.norm(self.pyramid(images, rngs)[-1]).mean(axis=(1, 2))
@@ -478,15 +464,10 @@ class Swin(ImageModel):
         if self.position_embedding is not None:
             x = x + self.position_embedding().reshape(1, *x.shape[1:]).astype(x.dtype)
         x = named("features", drop(x, self.dropout, rngs))
-        key, number, found = None if rngs is None else rngs.dropout(), 0, []
+        key, first, found = None if rngs is None else rngs.dropout(), 0, []
         for stage, blocks in self.stages.items():
-            numbers = range(number, number + len(blocks))
-            number += len(blocks)
-            own = [
-                (None if key is None else jax.random.fold_in(key, place), self.block_rate(place))
-                for place in numbers
-            ]
-            x = run_layers(_call, list(blocks.values()), x, own, remat=self.remat)
+            x = run_blocks(list(blocks.values()), x, first, self.block_rate, key, remat=self.remat)
+            first += len(blocks)
             found.append(x)
             if stage in self.merges:
                 x = named("features", self.merges[stage](x))
@@ -494,7 +475,7 @@ class Swin(ImageModel):
 
     def block_rate(self, block: int) -> float:
         """Stochastic depth of a block, counted from 0 through all stages."""
-        return self.stochastic_depth * block / max(1, sum(self.blocks) - 1)
+        return rising(self.stochastic_depth, block, sum(self.blocks))
 
     def resized(self, image_size: int | tuple[int, int]) -> "Swin":
         """The same model for images of another size, where its windows stay what they are.
@@ -503,7 +484,7 @@ class Swin(ImageModel):
           UserError: the patches do not divide the size, a stage would have other windows, or there are
             learned positions.
         """
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        size = height_and_width(image_size)
         if size == self.image_size:
             return self
         _check_size(size, self.patch_size)
@@ -523,12 +504,6 @@ class Swin(ImageModel):
         other = nnx.clone(self)
         other.image_size, other.grid = size, grid
         return other
-
-
-def _call(block: SwinBlock, x: jax.Array, own: tuple) -> jax.Array:
-    """One block, with its key and its rate of stochastic depth."""
-    key, rate = own
-    return named("features", block(x, None if key is None else nnx.Rngs(dropout=key), rate))
 
 
 def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Sequence
 from functools import partial
-from numbers import Integral
 from types import SimpleNamespace
 
 import jax
@@ -21,8 +20,8 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import TokenModel
-from vit_jax.models.layers import capturing, named, run_layers
+from vit_jax.models.image_model import TokenModel, height_and_width
+from vit_jax.models.layers import capturing, named, rising, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import (
     FIXED,
@@ -249,7 +248,7 @@ class ViT(TokenModel):
     ):
         given = SimpleNamespace(**locals())
         check_arguments(vars(given), self.arguments)
-        height, width = (image_size,) * 2 if isinstance(image_size, Integral) else image_size
+        height, width = height_and_width(image_size)
         stride = patch_size * resnet_stride(resnet_blocks, resnet_stem)
         _check_together(given, (height, width), stride)
 
@@ -403,7 +402,7 @@ class ViT(TokenModel):
         Raises:
           UserError: the patches do not divide it, or there is a parameter for each offset between tokens.
         """
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        size = height_and_width(image_size)
         if size == self.image_size:
             return self
         if self.position == "relative":
@@ -460,7 +459,7 @@ class ViT(TokenModel):
 
     def layer_rate(self, layer: int) -> float:
         """Stochastic depth of a layer."""
-        return self.stochastic_depth * layer / max(1, self.depth - 1)
+        return rising(self.stochastic_depth, layer, self.depth)
 
     def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None, read: int | None = None) -> jax.Array:
         """All layers, `[batch, tokens, dim]` to the same shape.
