@@ -11,11 +11,8 @@ from ImageNet-21k, at 384 pixels, Swin-{B,L}/w12 86.4 and 87.3 %, SwinV2-{B,L}/w
 windows than the checkpoint's, whose tables of positions are then resized.
 """
 
-from vit_jax.config import base_config, choose, named_values
-from vit_jax.errors import UserError, nearest
-from vit_jax.recipes import IMAGENET_IMAGES
-
-IMAGENET_21K_IMAGES = 14_197_122  # Of the release of fall 2011, which has 21,841 classes.
+from vit_jax.config import choose, named_values
+from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES, staged_model
 
 # Stochastic depth by task and model, and the size of images where it is not 224.
 SKIPPED = {
@@ -41,30 +38,12 @@ SIZES |= {"SwinV2/w12to16": 256, "SwinV2/w12to24": 384}
 def get_config(argument=None):
     values, argument = named_values(argument, model="Swin-T", task="i1k")
     model, task = values["model"], values["task"]
-    if task not in SKIPPED:
-        raise UserError(f"no recipe for task={task}; {nearest(task, SKIPPED)}")
-    if model not in SKIPPED[task]:
-        raise UserError(f"no recipe for {model!r} and task={task}; {nearest(model, SKIPPED[task])}")
     family, _, windows = model.partition("/")
     size = SIZES.get(f"{family.split('-')[0]}/{windows}", 224)
-    config = base_config()
-    config.model.name, config.model.dtype = model, "bfloat16"
-    config.model.stochastic_depth = SKIPPED[task][model]
-    config.data.source, config.data.path = "tfds", "imagenet2012"
-    config.data.train_split, config.data.test_split = "train", "validation"
-    config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
-    config.data.interpolation = config.data.test_interpolation = "bicubic"
-    config.data.image_size = size
-    if size < 384:
-        config.data.test_resize = size * 256 // 224
-    else:  # The whole image, squeezed.
-        config.data.test_crop, config.data.test_resize = "square", size
-    # DeiT's augmentation, without its repeated images and its average; timm leaves colours to the policy.
-    config.augment.policy, config.augment.erasing = "rand-m9-mstd0.5-inc1", 0.25
+    config = staged_model(model, task, SKIPPED, size)
+    # DeiT's augmentation without its repeated images and its average; timm leaves colours to the policy.
     config.augment.mixup, config.augment.cutmix = 0.8, 1.0
-    config.loss.label_smoothing = 0.1
-    config.optimizer.schedule, config.optimizer.clip_norm, config.optimizer.count_from = "cosine", 5.0, 0
-    config.evaluate_every, config.checkpoint.every = 5000, 2000
+    config.optimizer.clip_norm = 5.0
     images, config.batch_size, config.epochs = IMAGENET_IMAGES, 1024, 30.0
     rate, warmup, config.optimizer.weight_decay = 2e-5, 5, 1e-8  # The rate is that of 512 images.
     if task == "i1k":
@@ -72,11 +51,6 @@ def get_config(argument=None):
     elif task == "i21k":
         images, config.batch_size, config.epochs, rate = IMAGENET_21K_IMAGES, 4096, 90.0, 1.25e-4
         config.optimizer.weight_decay = 0.1 if model.startswith("SwinV2") else 0.05
-        config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
-        config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
-    if not task.startswith("finetune"):
-        # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
-        config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     rate *= config.batch_size / 512
     config.optimizer.learning_rate, config.optimizer.end_learning_rate = rate, rate / 100
     config.optimizer.warmup_learning_rate = rate / 1000

@@ -1,10 +1,11 @@
-"""Recipes that config files share: pre-training (table 3), masked autoencoders, fine-tuning (table 4), BiT's.
+"""Recipes that config files share: the paper's (tables 3 and 4), masked autoencoders, BiT, Swin, ConvNeXt.
 
 Rates are those of the papers, but the update that has one may be its neighbour: ours are counted from 1,
 those of vision_transformer, big_vision and PyTorch's schedulers from 0, as optimizer.count_from=0 does. It is
 so where a recipe follows code line by line: masked autoencoders and the better plain baselines.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -14,6 +15,7 @@ from vit_jax.data.sources.vtab import TASKS
 from vit_jax.errors import UserError, nearest
 
 IMAGENET_IMAGES = 1_281_167  # To train on.
+IMAGENET_21K_IMAGES = 14_197_122  # Of the release of fall 2011, which has 21,841 classes.
 
 
 def pretraining(model: str) -> ConfigDict:
@@ -55,6 +57,45 @@ def masked_autoencoder(model: str) -> ConfigDict:
     config.data.crop, config.data.interpolation = "random_resized", "bicubic"
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.weight_decay, config.optimizer.clip_norm, config.optimizer.count_from = 0.05, 0.0, 0
+    config.evaluate_every, config.checkpoint.every = 5000, 2000
+    return config
+
+
+def staged_model(model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int) -> ConfigDict:
+    """The values that Swin's and ConvNeXt's training on ImageNet share: DeiT's augmentation, cosine decay.
+
+    Args:
+      task: a key of `skipped`: `i21k` is on ImageNet-21k, the others on ImageNet-1k.
+      skipped: stochastic depth by task and model.
+      size: of the images; test images of 384 pixels and more are squeezed whole, smaller ones cropped.
+
+    Raises:
+      UserError: there is no such task, or it has no such model.
+    """
+    if task not in skipped:
+        raise UserError(f"no recipe for task={task}; {nearest(task, skipped)}")
+    if model not in skipped[task]:
+        raise UserError(f"no recipe for {model!r} and task={task}; {nearest(model, skipped[task])}")
+    config = base_config()
+    config.model.name, config.model.dtype = model, "bfloat16"
+    config.model.stochastic_depth = skipped[task][model]
+    config.data.source, config.data.path = "tfds", "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
+    if task == "i21k":
+        config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
+        config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
+    if not task.startswith("finetune"):
+        # ImageNet's, by which the authors normalise; fine-tuning takes them from its checkpoint.
+        config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    config.data.crop, config.data.crop_area = "random_resized", (0.08, 1.0)
+    config.data.interpolation = config.data.test_interpolation = "bicubic"
+    config.data.image_size = size
+    config.data.test_resize = size * 256 // 224
+    if size >= 384:
+        config.data.test_crop, config.data.test_resize = "square", size
+    config.augment.policy, config.augment.erasing = "rand-m9-mstd0.5-inc1", 0.25
+    config.loss.label_smoothing = 0.1
+    config.optimizer.schedule, config.optimizer.count_from = "cosine", 0
     config.evaluate_every, config.checkpoint.every = 5000, 2000
     return config
 
