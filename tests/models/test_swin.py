@@ -21,7 +21,8 @@ from reference import (
 from vit_jax.errors import UserError
 from vit_jax.models import create_model, family_of, model_factory
 from vit_jax.models.layers import capturing
-from vit_jax.models.swin import log_offsets, shifted_regions, spread_offsets, windows
+from vit_jax.models.position import spread_offsets
+from vit_jax.models.swin import log_offsets, shifted_regions, windows
 
 # Maps of 7x9 and 4x5 patches, which windows of 3 do not divide; the second has odd columns behind it.
 TINY = dict(

@@ -147,6 +147,27 @@ def relative_offsets(grid: tuple[int, int], prefix: int, registers: int) -> np.n
     return offsets if prefix + registers else offsets[inside, inside]
 
 
+def spread_offsets(table: jax.Array) -> jax.Array:
+    """Turns a table by offset, `[2 height - 1, 2 width - 1, heads]`, into one by query and key.
+
+    It is `[heads, tokens, tokens]`: the entry of two places is that of their offset, the query's
+    place less the key's. Each axis is laid out by broadcasting, so that gradients are sums and no scatters.
+    """
+
+    def spread(x):
+        """`[2 side - 1, ...]` to `[side, side, ...]`, by query and key."""
+        side = (len(x) + 1) // 2
+        # Row i of many copies of 2 side numbers, read as rows of 2 side - 1, begins i places earlier.
+        row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
+        rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
+        return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
+
+    rows = spread(table)  # [query's row, key's row, columns' offset, heads]
+    both = spread(jnp.moveaxis(rows, 2, 0))  # [query's column, key's column, query's row, key's row, heads]
+    tokens = both.shape[0] * both.shape[2]
+    return both.transpose(4, 2, 0, 3, 1).reshape(-1, tokens, tokens)
+
+
 def rotation_tables(
     grid: tuple[int, int], unit: tuple[int, int], prefix: int, registers: int, head_dim: int
 ) -> tuple[np.ndarray, np.ndarray]:

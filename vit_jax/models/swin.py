@@ -28,7 +28,7 @@ from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, height_and_width
 from vit_jax.models.layers import capture, named, platform, rising, run_blocks
 from vit_jax.models.pixels import Statistic
-from vit_jax.models.position import PositionEmbedding
+from vit_jax.models.position import PositionEmbedding, spread_offsets
 from vit_jax.models.resnet import HEAD_AXES, linear_head
 from vit_jax.models.transformer import Mlp, Stack, layer_norm
 from vit_jax.options import Option, number, one_of, several, whole
@@ -128,27 +128,6 @@ def log_offsets(window: tuple[int, int], unit: tuple[int, int]) -> np.ndarray:
     ]
     offsets = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
     return (np.sign(offsets) * np.log2(1 + np.abs(offsets)) / 3).astype(np.float32)
-
-
-def spread_offsets(table: jax.Array) -> jax.Array:
-    """Turns a table by offset, `[2 height - 1, 2 width - 1, heads]`, into one by query and key.
-
-    It is `[heads, tokens, tokens]`: the entry of two places of a window is that of their offset, the query's
-    place less the key's. Each axis is laid out by broadcasting, so that gradients are sums and no scatters.
-    """
-
-    def spread(x):
-        """`[2 side - 1, ...]` to `[side, side, ...]`, by query and key."""
-        side = (len(x) + 1) // 2
-        # Row i of many copies of 2 side numbers, read as rows of 2 side - 1, begins i places earlier.
-        row = jnp.concatenate([x[::-1], jnp.zeros_like(x[:1])])
-        rows = jnp.broadcast_to(row, (side, *row.shape)).reshape(-1, *x.shape[1:])
-        return rows[: side * len(x)].reshape(side, *x.shape)[:, side - 1 :]
-
-    rows = spread(table)  # [query's row, key's row, columns' offset, heads]
-    both = spread(jnp.moveaxis(rows, 2, 0))  # [query's column, key's column, query's row, key's row, heads]
-    tokens = both.shape[0] * both.shape[2]
-    return both.transpose(4, 2, 0, 3, 1).reshape(-1, tokens, tokens)
 
 
 def shifted_regions(size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> np.ndarray:
