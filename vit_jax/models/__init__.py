@@ -6,6 +6,7 @@ that the names are of.
 
 import fnmatch
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -65,6 +66,11 @@ def logical_axes(path: str, rank: int) -> Axes | None:
     An end of a path means the same in all families, so that an objective's layers have them too.
     """
     return match_axes((entry for family in FAMILIES for entry in family.axes), path, rank)
+
+
+def is_undecayed(path: str) -> bool:
+    """True for a parameter that its family keeps out of weight decay, by the end of its path."""
+    return any(re.search(rf"(^|/){end}$", path) for family in FAMILIES for end in family.undecayed)
 
 
 def model_factory(

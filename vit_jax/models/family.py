@@ -39,6 +39,8 @@ class Family:
       layer: makes of a model the function that gives the number of the encoder layer that a parameter belongs
         to, by its path in the model; -1 before the encoder, infinity behind it. None: the family has no such
         layers.
+      undecayed: ends of the paths, regular expressions, of parameters that weight decay leaves alone, as it
+        does biases and scales.
       any_size: a model's parameters do not tell the size of its images.
       loose: arguments that names tell, and that a run may change in the checkpoint from which it starts.
     """
@@ -51,6 +53,7 @@ class Family:
     smallest: Callable[[dict[str, Any]], dict[str, Any]]
     axes: tuple[tuple[str, str], ...]
     layer: Callable[[ImageModel], Callable[[str], float]] | None = None
+    undecayed: tuple[str, ...] = ()
     any_size: bool = False
     loose: tuple[str, ...] = ()
 

@@ -1,7 +1,6 @@
 """The optimizer: gradient clipping, a direction of `directions/`, weight decay, learning rates."""
 
 import math
-import re
 from collections.abc import Callable
 
 import jax
@@ -9,6 +8,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.models import is_undecayed
 from vit_jax.options import Option, flag, number, one_of
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.directions import direction_of
@@ -69,10 +69,6 @@ def make_optimizer(
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
 
 
-# A Swin's biases by offset, the layers that compute them, and its factors on cosines: its authors decay none.
-UNDECAYED = re.compile(r"(^|/)(bias_table$|bias_mlp/|logit_scale$)")
-
-
 def kernels(params: dict) -> dict:
     """True for the weights of dense and convolution layers: by name, whatever their rank."""
     return _named(params, lambda name: name == "kernel")
@@ -84,10 +80,10 @@ def matrices(params: dict) -> dict:
 
 
 def _named(params: dict, decays: Callable[[str], bool]) -> dict:
-    """True for parameters whose own name decays, and that are not `UNDECAYED`."""
+    """True for parameters whose own name decays, and which no family keeps out of it."""
 
     def both(path, _):
-        return decays(path[-1].key) and not UNDECAYED.search(path_name(path))
+        return decays(path[-1].key) and not is_undecayed(path_name(path))
 
     return jax.tree.map_with_path(both, params)
 
