@@ -12,6 +12,7 @@ import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import save
 from vit_jax.models import parse_name
+from vit_jax.save import library_of
 
 FEW = dict(num_classes=3)
 VIT = FEW | dict(dim=64, depth=2, hidden=96, heads=2)
@@ -172,3 +173,29 @@ def test_names_in_npz_are_those_of_the_published_files(case):
     ):
         written |= entry.their_shapes()
     assert {key: list(shape) for key, shape in written.items()} == published
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "library"),
+    [
+        ("ViT-Ti/16", {}, "transformers"),
+        ("ViT-Ti/16", dict(pooling="gap"), "timm"),
+        ("ViT-Ti/16", dict(registers=4), "timm"),
+        ("ViT-Ti/16", DINO | dict(pooling="cls_gap"), "transformers"),
+        ("ViT-Ti/16", DINO | dict(pooling="gap"), "timm"),
+        ("R26+ViT-S/32", dict(layer_scale=1e-5), "timm"),
+        ("ConvNeXt-T", {}, "transformers"),
+        ("ConvNeXt-T", dict(stem="overlapping"), "timm"),
+        ("BiT-R50x1", {}, "transformers"),
+        ("Swin-T", dict(image_size=224), "transformers"),
+        ("Swin-T", dict(image_size=256), "timm"),
+    ],
+)
+def test_a_folder_is_of_the_library_that_has_the_model(name, arguments, library):
+    model, values = described(name, **FEW | dict(image_size=32) | arguments)
+    assert library_of(Path("folder"), model, values) == library
+
+
+def test_a_hybrid_is_refused_as_a_vit(tmp_path):
+    with pytest.raises(UserError, match="^Transformers' ViT has no resnet_blocks="):
+        save(tmp_path / "out", "transformers", *described("R26+ViT-S/32", image_size=64), dict().get)

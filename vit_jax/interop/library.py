@@ -32,7 +32,7 @@ class Format(NamedTuple):
       rename: brings tensors to the names and shapes that `rules` knows, whatever version wrote them.
       number: changes the names of the entries to write.
       finish: changes the arrays to write.
-      has: whether the library has models such as the arguments say, for who may choose between libraries.
+      holds: whether a model of the family, by its arguments, belongs in this format, where there are several.
     """
 
     model: type[ImageModel]
@@ -43,7 +43,7 @@ class Format(NamedTuple):
     rename: Callable[[Tensors, dict], Tensors] = lambda tensors, config: tensors
     number: Callable[[list[Entry], Values], list[Entry]] = lambda entries, values: entries
     finish: Callable[[Arrays, Values], Arrays] = lambda arrays, values: arrays
-    has: Callable[[Values], bool] = lambda values: True
+    holds: Callable[[Values], bool] = lambda values: True
 
 
 class Library(NamedTuple):
@@ -84,19 +84,23 @@ class Library(NamedTuple):
         raise UserError(self.unknown(config, tensors))
 
     def format_of(self, model: type[ImageModel], values: Values) -> Format:
-        """The format of models of a class with these arguments; the class's first where none has them.
+        """The format of models of a class with these arguments.
 
         Raises:
           UserError: the library has no such models.
         """
-        formats = [known for known in self.formats if known.model is model]
-        if not formats:
-            raise UserError(f"{self.title} has no {model.__name__}")
-        return next((known for known in formats if known.has(values)), formats[0])
+        for known in self.formats:
+            if known.model is model and known.holds(values):
+                return known
+        raise UserError(f"{self.title} has no {model.__name__}")
 
     def has(self, model: type[ImageModel], values: Values) -> bool:
-        """True where the library has models such as these."""
-        return any(known.model is model and known.has(values) for known in self.formats)
+        """True where the library can describe a model of a class with these arguments."""
+        try:
+            self.format_of(model, values).describe(values)
+        except UserError:
+            return False
+        return True
 
 
 def load_formats(package: str, *modules: str) -> tuple[Format, ...]:

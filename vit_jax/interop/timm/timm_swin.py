@@ -192,5 +192,4 @@ FORMAT = Format(
     rules=lambda values: (*_RULES, _BIASES[values["version"]]),
     describe=_describe,
     rename=_rename,
-    has=lambda values: values["position"] == "none",
 )

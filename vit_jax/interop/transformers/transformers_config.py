@@ -52,6 +52,11 @@ def require_always(config: dict, always: dict) -> None:
             )
 
 
+def has_scaled_layers(values: dict) -> bool:
+    """True for a ViT with LayerScale, which is written as a DINOv2, and not for a hybrid."""
+    return values["layer_scale"] is not None and values["resnet_blocks"] is None
+
+
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
     """The same rules with a prefix before all names, as classes with a classifier have them."""
 

@@ -8,6 +8,7 @@ from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
     count_classes,
+    has_scaled_layers,
     require_always,
 )
 from vit_jax.models.vit import ViT
@@ -87,15 +88,14 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     return values, ""
 
 
-def _has(values: dict) -> bool:
-    """True for models such as DINOv2's: scaled layers, a class token, learned positions."""
-    return values["layer_scale"] is not None and values["resnet_blocks"] is None
-
-
 def _describe(values: dict) -> dict:
+    """A model's `config.json` in Transformers.
+
+    Raises:
+      UserError: Transformers has no such DINOv2.
+    """
     gated, dim, hidden = values["mlp"] == "swiglu", values["dim"], values["hidden"]
     always = dict(
-        resnet_blocks=None,
         distillation="none",
         position="1d",
         position_at="stem",
@@ -140,5 +140,5 @@ FORMAT = Format(
     arguments=_arguments,
     rules=_rules,
     describe=_describe,
-    has=_has,
+    holds=has_scaled_layers,
 )

@@ -163,5 +163,4 @@ FORMAT = Format(
     rules=_rules,
     describe=_describe,
     rename=_rename,
-    has=lambda values: values["version"] == 1 or values["position"] == "none",
 )

@@ -8,6 +8,7 @@ from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
     count_classes,
+    has_scaled_layers,
     require_always,
 )
 from vit_jax.models.vit import ViT
@@ -90,9 +91,19 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: Transformers has no such model.
     """
-    for option, only in dict(
-        resnet_blocks=None, pooling="cls", position="1d", position_at="stem", mlp="gelu", rope=False
-    ).items():
+    always = dict(
+        resnet_blocks=None,
+        position="1d",
+        position_at="stem",
+        rope=False,
+        attention="full",
+        mlp="gelu",
+        qk_norm=False,
+        registers=0,
+        fc_norm=False,
+        pooling="cls",
+    )
+    for option, only in always.items():
         if values[option] != only:
             raise UserError(f"Transformers' ViT has no {option}={values[option]!r}")
     kind, architecture = {
@@ -126,5 +137,5 @@ FORMAT = Format(
     arguments=_arguments,
     rules=_rules,
     describe=_describe,
-    has=lambda values: values["resnet_blocks"] is None and values["layer_scale"] is None,
+    holds=lambda values: not has_scaled_layers(values),
 )
