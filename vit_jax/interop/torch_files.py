@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import IMAGENET
 
-SUFFIXES = (".pth", ".pt", ".bin")
+SUFFIXES = (".pth", ".pt")
 OLDEST_TORCH = (2, 6)  # Before, weights_only=True could be made to run code (CVE-2025-32434).
 
 # Finds the tensors, by the key that is asked for or the only one that holds some, and saves them.
@@ -105,10 +105,8 @@ def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
         else:
             tensors[short] = array
     read.unlink()
-    if {
-        "reg_token",
-        "pos_embed",
-    } <= tensors.keys():  # There registers have no positions; in timm zeros are none.
+    if "reg_token" in tensors and "pos_embed" in tensors:
+        # There registers have no positions; in timm zeros are none.
         table, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
         tensors["pos_embed"] = np.concatenate([table[:, :1], zeros, table[:, 1:]], axis=1)
     save_file(tensors, folder / "model.safetensors")
