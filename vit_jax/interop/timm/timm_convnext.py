@@ -32,7 +32,7 @@ _SHOWN += ("conv_mlp", "norm_eps", "kernel_sizes", "patch_size", "head_init_scal
 def named(architecture: str) -> dict | None:
     """Reads the name of a ConvNeXt's architecture into timm's arguments; None: it is of none."""
     if architecture in _TESTS:
-        return _said(_TESTS[architecture]) | dict(norm_eps=1e-5, act_layer="gelu_tanh")
+        return _with_defaults(_TESTS[architecture]) | dict(norm_eps=1e-5, act_layer="gelu_tanh")
     family, _, rest = architecture.partition("_")
     word, _, more = rest.partition("_")
     sizes = {word: SIZES[size] for size, word in _WORDS.items()}
@@ -40,7 +40,7 @@ def named(architecture: str) -> dict | None:
         return None
     if more not in ("", "ols", "hnf", "mlp"):
         raise UserError(f"timm's {architecture} is not read: it differs from a ConvNeXt ({more})")
-    said = _said(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
+    said = _with_defaults(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
     said |= dict(use_grn=family == "convnextv2", norm_eps=sizes[word].get("norm_epsilon", 1e-6))
     if more == "ols":
         said["stem_type"] = "overlap" if word == "nano" else "overlap_tiered"
@@ -49,7 +49,7 @@ def named(architecture: str) -> dict | None:
     return said | dict(head_norm_first=more == "hnf")
 
 
-def _said(shape: dict) -> dict:
+def _with_defaults(shape: dict) -> dict:
     """Adds the arguments of timm's that a name does not say."""
     return dict(use_grn=False, stem_type="patch", head_hidden_size=None, head_norm_first=False) | shape
 
