@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
             raise UserError("give the name of an experiment and the folders of its runs: record NAME DIR ...")
         folders = [Path(folder).absolute() for folder in rest[1:]]
         record = make_record(Path(rest[0]).stem, load(rest[0]), folders)
-        kept = [str(write_record(record)), *map(str, keep_pictures(record["experiment"], folders[0]))]
+        kept = [str(write_record(record)), *map(str, keep_pictures(record, folders[0]))]
         print(f"{', '.join(kept)}: {how_far(record)}")
     elif name == "ledger":
         write_ledger()

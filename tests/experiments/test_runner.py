@@ -1,5 +1,6 @@
 """What runs an experiment: its stages, what it writes, what it lists, what it records, and mistakes."""
 
+import dataclasses
 import json
 import math
 import re
@@ -365,6 +366,18 @@ def test_a_choice_is_made_once_for_those_that_are_alike(tmp_path):
 def test_pictures_of_a_record_are_kept_and_no_other_experiments(tmp_path):
     for name in ("figure1.png", "figure1-left.png", "figure10.png", "figure1.md"):
         (tmp_path / name).write_text(name)
-    kept = keep_pictures("figure1", tmp_path, tmp_path / "kept")
+    record = {"experiment": "figure1", "scale": "laptop"}
+    kept = keep_pictures(record, tmp_path, tmp_path / "kept")
     assert [file.name for file in kept] == ["figure1-left.png", "figure1.png"]
     assert [file.read_text() for file in kept] == ["figure1-left.png", "figure1.png"]
+    assert keep_pictures(record | {"scale": "paper"}, tmp_path, tmp_path / "none") == []
+
+
+def test_pictures_stand_with_the_record_of_laptop_scale_alone(recorded, file, tmp_path, monkeypatch):
+    record, _ = recorded
+    (tmp_path / "widths.png").touch()
+    for name in ("ROOT", "PICTURES"):
+        monkeypatch.setattr(ledger_page, name, tmp_path)
+    both = dataclasses.replace(experiment.load(file), paper=experiment.load(file))
+    assert "(widths.png)" in ledger_page.block(both, record)
+    assert "(widths.png)" not in ledger_page.block(both, record | {"scale": "paper"})

@@ -59,7 +59,7 @@ def needs(experiment: Experiment) -> str:
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """A record as Markdown: how far it is, its table, what was found and its picture."""
+    """A record as Markdown: how far it is, its table, what was found and, of laptop scale, its pictures."""
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     lines = [
@@ -69,7 +69,8 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
     ]
     if record["finding"]:
         lines += ["", record["finding"]]
-    for picture in sorted(PICTURES.glob(f"{record['experiment']}*.png")):
+    pictures = PICTURES.glob(f"{record['experiment']}*.png") if record["scale"] == "laptop" else ()
+    for picture in sorted(pictures):
         if re.fullmatch(rf"{record['experiment']}(-.+)?", picture.stem):
             lines += ["", f"![{experiment.claim}]({picture.relative_to(ROOT)})"]
     return "\n".join(lines)

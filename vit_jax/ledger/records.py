@@ -128,9 +128,14 @@ def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
     return path
 
 
-def keep_pictures(name: str, study: Path, folder: Path = PICTURES) -> list[Path]:
-    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs' and returns their paths."""
-    kept = []
+def keep_pictures(record: Mapping[str, Any], study: Path, folder: Path = PICTURES) -> list[Path]:
+    """Copies a study's pictures, NAME.png and NAME-OTHER.png, to the docs' and returns their paths.
+
+    The docs' are of laptop scale: of a record of the paper's scale none is kept.
+    """
+    name, kept = record["experiment"], []
+    if record["scale"] != "laptop":
+        return kept
     for picture in sorted([*study.glob(f"{name}.png"), *study.glob(f"{name}-*.png")]):
         folder.mkdir(parents=True, exist_ok=True)
         kept.append(Path(shutil.copyfile(picture, folder / picture.name)))
