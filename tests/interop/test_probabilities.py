@@ -21,6 +21,7 @@ IMAGENET = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 CLIP = dict(mean=(0.4815, 0.4578, 0.4082), std=(0.2686, 0.2613, 0.2758))
 HALF = dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 TINY = dict(embed_dim=48, depth=2, num_heads=3)
+SWIN = dict(embed_dim=24, depths=(2, 2), num_heads=(2, 4))
 # Architecture, its arguments, and what timm's `pretrained_cfg` says.
 TIMM = {
     "AugReg": ("vit_tiny_patch16_224", dict(img_size=96), HALF | dict(interpolation="bicubic", crop_pct=0.9)),
@@ -48,6 +49,16 @@ TIMM = {
         "convnext_tiny",
         dict(depths=(1, 1, 2, 1), dims=(16, 24, 32, 40)),
         IMAGENET | dict(interpolation="bicubic", crop_pct=0.875),
+    ),
+    "Swin": (
+        "swin_tiny_patch4_window7_224",
+        SWIN | dict(img_size=96, window_size=6),
+        IMAGENET | dict(interpolation="bicubic", crop_pct=0.9),
+    ),
+    "Swin V2, not square": (
+        "swinv2_tiny_window8_256",
+        SWIN | dict(img_size=(64, 96), window_size=8),
+        IMAGENET | dict(interpolation="bicubic", crop_pct=0.9),
     ),
     "squash, registers": (
         "vit_tiny_patch16_224",
@@ -90,6 +101,18 @@ TRANSFORMERS = {
         CONVNEXT | dict(image_size=96),
         "ConvNextImageProcessor",
         dict(size={"shortest_edge": 96}, crop_pct=0.875),
+    ),
+    "Swin": (
+        "Swin",
+        dict(image_size=96, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=6),
+        "ViTImageProcessor",
+        dict(size=SQUARE, resample=3, image_mean=list(IMAGENET["mean"]), image_std=list(IMAGENET["std"])),
+    ),
+    "Swin V2": (
+        "Swinv2",
+        dict(image_size=96, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=6),
+        "ViTImageProcessor",
+        dict(size=SQUARE, resample=3, image_mean=list(IMAGENET["mean"]), image_std=list(IMAGENET["std"])),
     ),
     "ConvNeXt V2 of 384 pixels, whole": (
         "ConvNextV2",
@@ -170,7 +193,7 @@ def compare(folder: Path, paths: list[Path], wanted: np.ndarray, record_property
 def test_timm_gives_the_same_probabilities(case, torch, timm, photographs, tmp_path, record_property):
     name, arguments, said = TIMM[case]
     size = arguments.get("img_size", 96)  # A ConvNeXt takes any.
-    arguments = arguments if name.startswith("convnext") else TINY | arguments
+    arguments = TINY | arguments if name.startswith(("vit", "deit")) else arguments
     size = (size, size) if isinstance(size, int) else size
     said = said | dict(input_size=(3, *size), fixed_input_size="img_size" in arguments)
     theirs = timm.create_model(name, num_classes=CLASSES, pretrained_cfg_overlay=said, **arguments)
