@@ -45,18 +45,15 @@ def main(arguments: list[str]) -> None:
     source = ImageFiles(find_images(IMAGES.value)) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
+    from vit_jax.inspection.attention_maps import check_has_tokens
     from vit_jax.inspection.drawing import draw_all
     from vit_jax.load import build_model
-    from vit_jax.models.image_model import TokenModel
     from vit_jax.runs.workdir import checkpoint_crop, open_any
 
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
     model = build_model(checkpoint, **changes)
-    if not isinstance(model, TokenModel):
-        raise UserError(
-            f"the model has no attention ({type(model).__name__}): there is nothing to show of it"
-        )
+    check_has_tokens(model)
     if model.channels != 3:
         raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
     names, images = read_images(source, checkpoint_crop(checkpoint, model.image_size), MOST.value)

@@ -169,9 +169,9 @@ def test_layers_of_small_models_are_their_blocks():
     assert {path: layer(path) for path in numbers} == numbers
 
 
-def test_pyramid_is_of_every_stage():
+def test_dense_features_are_of_every_stage():
     model = random_model("ConvNeXt-T", **TINY)
-    shapes = [features.shape for features in model.pyramid(random_images(2, 20, 27))]
+    shapes = [features.shape for features in model.features(random_images(2, 20, 27), dense=True)]
     assert shapes == [(2, 5, 6, 8), (2, 2, 3, 12)]
 
 

@@ -1,6 +1,7 @@
 """Swin and Swin V2 against a plain forward pass, and its finite differences, in NumPy float64."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,6 @@ from reference import (
 
 from vit_jax.errors import UserError
 from vit_jax.models import create_model, family_of, model_factory
-from vit_jax.models.layers import capturing
 from vit_jax.models.position import spread_offsets
 from vit_jax.models.swin import log_offsets, shifted_regions, windows
 
@@ -271,20 +271,22 @@ def test_what_is_recomputed_is_the_same(version):
 def test_attention_of_each_window_is_captured():
     model, images = random_model("Swin-T", **TINY | SHORT), random_images(1, *TINY["image_size"])
 
-    @jax.jit
-    def attention():
-        with capturing(["attention"]) as found:
-            model(images)
-        return found["attention"]
-
-    first, _ = attention()
-    assert first.shape == (1, 9, 2, 9, 9)
+    logits, found = jax.jit(partial(model, capture=("attention", "features")))(images)
+    first, shifted = found["attention"]
+    assert first.shape == shifted.shape == (1, 9, 2, 9, 9)
     np.testing.assert_allclose(first.sum(-1), 1, rtol=1e-5)
+    # Behind the patch embedding and each of the two blocks; the last is what the head's norm takes.
+    *_, last = found["features"]
+    assert len(found["features"]) == 3
+    np.testing.assert_allclose(last, model.features(images, dense=True)[-1], atol=1e-6)
+    np.testing.assert_allclose(logits, model(images), atol=1e-6)
+    with pytest.raises(UserError, match="'tokens' cannot be captured; there are: attention, features"):
+        model(images, capture=("tokens",))
 
 
-def test_pyramid_has_the_map_of_each_stage():
+def test_dense_features_are_of_each_stage():
     model, images = random_model("Swin-T", **TINY | dict(blocks=(1, 1))), random_images(1, 14, 18)
-    fine, coarse = jax.jit(model.pyramid)(images)
+    fine, coarse = jax.jit(partial(model.features, dense=True))(images)
     assert (fine.shape, coarse.shape) == ((1, 7, 9, 8), (1, 4, 5, 16))
     np.testing.assert_allclose(model.norm(coarse).mean((1, 2)), model.features(images), atol=1e-5)
 

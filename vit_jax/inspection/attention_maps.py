@@ -12,11 +12,19 @@ from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, TokenModel
 
 
+def check_has_tokens(model: ImageModel) -> None:
+    """Raises UserError for a model without tokens, of which there is no such picture."""
+    if not isinstance(model, TokenModel):
+        raise UserError(
+            f"a {type(model).__name__} has no attention among all patches to show; in Python "
+            "model.features(images, dense=True) gives its features of each place, and "
+            f"model(images, capture={model.captures}) what it computes on the way"
+        )
+
+
 def check_attends(model: ImageModel) -> None:
     """Raises UserError for a model whose patches do not all attend to one another."""
-    if not isinstance(model, TokenModel):
-        kind = type(model).__name__
-        raise UserError(f"the model has no attention ({kind}): there is nothing to show of it")
+    check_has_tokens(model)
     if not model.attends_fully:
         raise UserError("rollout and distance are not defined for axial attention, which sees lines only")
     if model.grid == (1, 1):

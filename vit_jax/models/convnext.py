@@ -237,19 +237,26 @@ class ConvNeXt(ImageModel):
         self.pre_logits = common.dense(widths[-1], head_hidden, rngs) if head_hidden else None
         self.head = linear_head(features, num_classes, head_bias, rngs) if num_classes else None
 
-    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images into what enters the head, `[batch, features]`."""
-        x = self.pyramid(images, rngs)[-1]
+    def features(
+        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
+    ) -> jax.Array | list[jax.Array]:
+        """Turns images into what enters the head, `[batch, features]`.
+
+        Args:
+          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest first.
+            They are not normalised, as in the authors' code for dense prediction before its norms.
+        """
+        stages = self._stages(images, rngs)
+        if dense:
+            return stages
+        x = stages[-1]
         x = self.norm(x).mean((1, 2)) if self.norm_first else self.norm(x.mean((1, 2)))
         if self.pre_logits is not None:
             x = nnx.gelu(self.pre_logits(x), approximate=self.gelu == "tanh")
         return x
 
-    def pyramid(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> list[jax.Array]:
-        """Turns images into the features of each stage, `[batch, rows, columns, channels]`, finest first.
-
-        They are not normalised, as in the authors' code for dense prediction before its norms.
-        """
+    def _stages(self, images: jax.Array, rngs: nnx.Rngs | None) -> list[jax.Array]:
+        """Turns images into the features of each stage, finest first."""
         _check_size(jnp.shape(images)[1:3], len(self.blocks))
         x = self.normalize(images)
         for conv in self.stem.values():

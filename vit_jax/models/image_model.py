@@ -5,7 +5,8 @@ whether the model is a `TokenModel`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models.layers import capturing
 from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
 from vit_jax.options import Rule
 
@@ -54,8 +56,8 @@ class About:
 class ImageModel(nnx.Module):
     """A model of images: it checks them, and normalises them by the mean and deviation of its training.
 
-    A class of models has `features(images, rngs=None)`, which gives what enters its linear `head`; that is
-    None where there are no classes.
+    A class of models has `features(images, rngs=None, dense=False)`, which gives what enters its linear
+    `head`; that is None where there are no classes.
 
     Args:
       image_size: height and width in pixels.
@@ -69,6 +71,7 @@ class ImageModel(nnx.Module):
 
     about: About | None = None
     arguments: ClassVar[Mapping[str, Rule]] = {}  # Those that not all families have.
+    captures: ClassVar[tuple[str, ...]] = ("features",)  # Intermediate results that a call may return.
     num_classes: int
     head: nnx.Linear | None
 
@@ -87,7 +90,9 @@ class ImageModel(nnx.Module):
         self.image_size, self.channels, self.any_size = (height, width), channels, any_size
         self.mean, self.deviation = plain_statistic(mean), plain_statistic(deviation)
 
-    def __call__(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+    def __call__(
+        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, capture: Sequence[str] = ()
+    ) -> jax.Array | tuple[jax.Array, dict[str, list[jax.Array]]]:
         """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
 
         A model without a head returns its features.
@@ -95,16 +100,38 @@ class ImageModel(nnx.Module):
         Args:
           images: uint8, or floats in [-1, 1].
           rngs: with a `dropout` stream the call is a training call.
+          capture: intermediate results to return beside the logits, of the class's `captures`, a list of
+            each: `features`, `[batch, rows, columns, channels]` before the first block and after each block
+            and each change of resolution.
 
         Raises:
-          UserError: images of another shape or type.
+          UserError: images of another shape or type; nothing of that name can be captured.
         """
-        x = self.features(images, rngs)
-        return x if self.head is None else self.head(x)
+        with self.capturing(capture) as found:
+            x = self.features(images, rngs)
+        logits = x if self.head is None else self.head(x)
+        return (logits, found) if capture else logits
 
-    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images into what enters the head, `[batch, features]`, whether there is a head or not."""
+    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
+        """Turns images into what enters the head, `[batch, features]`, whether there is a head or not.
+
+        Args:
+          dense: give the features of each place instead, for dense prediction: of a model of tokens the last
+            layer's patches, `[batch, rows, columns, dim]`; of another a list of each stage's,
+            `[batch, rows, columns, channels]`, finest first and not normalised.
+        """
         raise NotImplementedError
+
+    def capturing(self, names: Sequence[str]) -> AbstractContextManager[dict[str, list[jax.Array]]]:
+        """Collects intermediate results of these names while it is entered.
+
+        Raises:
+          UserError: the model has nothing of a name.
+        """
+        for name in names:
+            if name not in self.captures:
+                raise UserError(f"{name!r} cannot be captured; there are: {', '.join(self.captures)}")
+        return capturing(names)
 
     def resized(self, image_size: int | tuple[int, int]) -> "ImageModel":
         """The same model for images of another size, in pixels or as (height, width).
@@ -187,7 +214,7 @@ class TokenModel(ImageModel):
 
     Its forward pass is `patches`, `assemble`, `encode`, the layer norm `norm` unless that is None, and a
     head; an objective may change the tokens between two of them. Its `__call__` also takes `whole`, to
-    compute all tokens of the last layer, and `capture`, names of intermediate results to return.
+    compute all tokens of the last layer.
 
     Attributes:
       prefix_tokens: names of the tokens before the patches, which are those of their parameters.

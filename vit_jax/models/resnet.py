@@ -236,7 +236,7 @@ class PostActivationUnit(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """Images to the features of the last stage.
+    """Images to the features of each stage.
 
     Args:
       blocks: units in each stage, such as (3, 4, 6, 3); the first stage keeps the root's resolution,
@@ -294,8 +294,11 @@ class ResNet(nnx.Module):
                 shrunk *= stride
             self.stages[f"{stage}"] = nnx.Dict(units)
 
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """`[batch, height, width, channels]` to `[batch, height / stride, width / stride, self.channels]`."""
+    def __call__(self, images: jax.Array) -> list[jax.Array]:
+        """Images `[batch, height, width, channels]` to the features of the root and of each stage.
+
+        The last are `[batch, height / stride, width / stride, self.channels]`.
+        """
         x = self.root(images)
         if not self.preactivation:
             x = nnx.relu(self.root_norm(x))
@@ -304,12 +307,15 @@ class ResNet(nnx.Module):
         if self.pools:
             padding = "VALID" if self.preactivation else "SAME"
             x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding=padding)
-        units = [unit for stage in self.stages.values() for unit in stage.values()]
 
         def call(unit, x, _):
             return named("features", unit(x))
 
-        return run_layers(call, units, named("features", x), [None] * len(units), remat=self.remat)
+        found = [named("features", x)]
+        for stage in self.stages.values():
+            units = list(stage.values())
+            found.append(run_layers(call, units, found[-1], [None] * len(units), remat=self.remat))
+        return found
 
 
 def resnet_stride(blocks: tuple[int, ...] | None, stem: str) -> int:
@@ -389,9 +395,17 @@ class BiT(ImageModel):
         self.norm = group_norm(self.resnet.channels, RULES[True, resnet_epsilons], compute, rngs)
         self.head = linear_head(self.resnet.channels, num_classes, head_bias, rngs) if num_classes else None
 
-    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images into the mean of the last stage's features over all places, `[batch, features]`."""
-        return nnx.relu(self.norm(self.resnet(self.normalize(images)))).mean(axis=(1, 2))
+    def features(
+        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
+    ) -> jax.Array | list[jax.Array]:
+        """Turns images into the mean of the last stage's features over all places, `[batch, features]`.
+
+        Args:
+          dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest first.
+            They are neither normalised nor activated, with which a unit begins.
+        """
+        _, *stages = self.resnet(self.normalize(images))
+        return stages if dense else nnx.relu(self.norm(stages[-1])).mean(axis=(1, 2))
 
 
 def linear_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:

@@ -318,6 +318,10 @@ class PatchMerging(nnx.Module):
 class Swin(ImageModel):
     """A Swin Transformer, of the first or second version, for images of one size.
 
+    A call may capture `attention` besides `features`: of each block, float32
+    `[batch, windows, heads, tokens, tokens]`. The windows, and the places of each, are in raster order, in a
+    shifted block those of the shifted map.
+
     Args:
       image_size: height and width in pixels, or one number for a square.
       num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
@@ -344,6 +348,7 @@ class Swin(ImageModel):
     """
 
     arguments = ARGUMENTS
+    captures = ("attention", "features")
 
     def __init__(
         self,
@@ -430,15 +435,20 @@ class Swin(ImageModel):
             }
         )
 
-    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images into the mean of the last stage's normalised places, `[batch, features]`."""
-        return self.norm(self.pyramid(images, rngs)[-1]).mean(axis=(1, 2))
+    def features(
+        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
+    ) -> jax.Array | list[jax.Array]:
+        """Turns images into the mean of the last stage's normalised places, `[batch, features]`.
 
-    def pyramid(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> list[jax.Array]:
-        """Turns images into the features of each stage, `[batch, rows, columns, dim]`, finest first.
-
-        They are not normalised, as in the authors' code for dense prediction before its norms.
+        Args:
+          dense: give the features of each stage instead, `[batch, rows, columns, dim]`, finest first. They
+            are not normalised, as in the authors' code for dense prediction before its norms.
         """
+        stages = self._stages(images, rngs)
+        return stages if dense else self.norm(stages[-1]).mean(axis=(1, 2))
+
+    def _stages(self, images: jax.Array, rngs: nnx.Rngs | None) -> list[jax.Array]:
+        """Turns images into the features of each stage, finest first."""
         x = self.patch_norm(self.patch_embedding(self.normalize(images)))
         if self.position_embedding is not None:
             x = x + self.position_embedding().reshape(1, *x.shape[1:]).astype(x.dtype)

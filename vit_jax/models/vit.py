@@ -21,7 +21,7 @@ from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import TokenModel, height_and_width
-from vit_jax.models.layers import capturing, named, rising, run_layers
+from vit_jax.models.layers import named, rising, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import (
     FIXED,
@@ -106,7 +106,6 @@ OPTIONS = {
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
 }
 
-CAPTURES = ("attention", "tokens")
 
 # B, L and H: table 1 of the ViT paper, b: its figure 4, with every width halved; Ti and S: "How to
 # train your ViT?" (Steiner et al., 2022); the others: "Scaling Vision Transformers" (Zhai et al., 2022)
@@ -202,6 +201,7 @@ class ViT(TokenModel):
     """
 
     arguments = RESNET_ARGUMENTS | ARGUMENTS
+    captures = ("attention", "tokens")
 
     def __init__(
         self,
@@ -366,7 +366,7 @@ class ViT(TokenModel):
         Args:
           rngs: a `dropout` stream; with it the call is a training call.
           whole: compute all tokens of the last layer, also those that the head does not read.
-          capture: intermediate results to return beside the logits, of `CAPTURES`, a list of each:
+          capture: intermediate results to return beside the logits, of `captures`, a list of each:
             `attention`, float32 `[batch, heads, tokens, tokens]` of each layer (of axial attention
             `[batch * lines, heads, line, line]`, rows before columns); `tokens`, `[batch, tokens, dim]`
             before the first layer and after each.
@@ -375,16 +375,19 @@ class ViT(TokenModel):
           UserError: images of another shape or type; nothing of that name can be captured.
         """
         if capture:
-            for name in capture:
-                if name not in CAPTURES:
-                    raise UserError(f"{name!r} cannot be captured; there are: {', '.join(CAPTURES)}")
-            with capturing(capture) as found:
+            with self.capturing(capture) as found:
                 return self(images, rngs, whole=True), found
         return self.classify(self.encoded(images, rngs, whole))
 
-    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Turns images into what enters the head, `[batch, dim]`."""
-        return self.pool(self.encoded(images, rngs))
+    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> jax.Array:
+        """Turns images into what enters the head, `[batch, dim]`.
+
+        Args:
+          dense: give the last layer's patches instead, `[batch, rows, columns, dim]`: normalised, except in a
+            model with an `fc_norm`, which normalises what was pooled and nothing before.
+        """
+        x = self.encoded(images, rngs, whole=dense)
+        return x[:, self.patch_tokens].reshape(-1, *self.grid, self.dim) if dense else self.pool(x)
 
     def encoded(self, images: jax.Array, rngs: nnx.Rngs | None = None, whole: bool = False) -> jax.Array:
         """Turns images into the last layer's normalised tokens, `[batch, tokens, dim]`.
@@ -429,7 +432,7 @@ class ViT(TokenModel):
           UserError: images of another shape or type.
         """
         pixels = self.normalize(images)
-        features = pixels if self.resnet is None else self.resnet(pixels)
+        features = pixels if self.resnet is None else self.resnet(pixels)[-1]
         x = self.patch_embedding(features)
         return x.reshape(x.shape[0], -1, self.dim)
 
