@@ -38,7 +38,7 @@ ARGUMENTS = {
         words=f"a tuple of blocks in each stage, 1 to {MOST_LAYERS:,}, in 1 to 8 stages",
         holds=lambda x: _COUNTS.holds(x) and len(x) <= 8,
     ),
-    "gelu": one_of("tanh", "erf"),
+    "gelu": one_of("tanh", "erf", "quick"),
     "layer_scale": or_none(number()),
     "norm_epsilon": number(above=0, most=1),
     "stochastic_depth": number(least=0, below=1),
@@ -66,7 +66,7 @@ OPTIONS = {
     ),
     "model.deviation": Option(None, ARGUMENTS["deviation"], "Deviation of pixels in [0, 1], as the mean."),
     "model.blocks": Option(None, ARGUMENTS["blocks"], "Blocks in each stage of a model of several."),
-    "model.gelu": Option(None, ARGUMENTS["gelu"], "The approximation, or the exact GELU."),
+    "model.gelu": Option(None, ARGUMENTS["gelu"], "The exact GELU, or an approximation."),
     "model.layer_scale": Option(None, ARGUMENTS["layer_scale"], "Initial value of LayerScale."),
     "model.norm_epsilon": Option(None, ARGUMENTS["norm_epsilon"], "Small constant of the layer norms."),
     "model.stochastic_depth": Option(

@@ -13,7 +13,7 @@ SMALL = dict(num_classes=5, image_size=(16, 24), dim=16, depth=1, hidden=32, hea
 ALL = {"rollout", "distance", "positions", "filters", "tokens"}
 VARIANTS = {
     "of everything": (
-        ("ViT-Ti/8", dict(position="2d", registers=2, distillation="heads", rope=True)),
+        ("ViT-Ti/8", dict(position="2d", registers=2, distillation="heads", rope="eva02")),
         ALL,
         {},
     ),

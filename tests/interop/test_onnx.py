@@ -23,7 +23,10 @@ MODELS = {
     "map pooling": ("ViT-S/16", SMALL | dict(pooling="map", position="2d")),
     "axial": ("Axial-ViT-B/16", SMALL | dict(image_size=(32, 48))),
     "relative": ("ViT-S/16", SMALL | dict(position="relative", registers=2, mlp="swiglu")),
-    "rotary": ("ViT-S/16", SMALL | dict(position="none", rope=True, distillation="heads", pre_logits=True)),
+    "rotary": (
+        "ViT-S/16",
+        SMALL | dict(position="none", rope="eva02", distillation="heads", pre_logits=True),
+    ),
     "positions in every layer": ("ViT-S/16", SMALL | dict(position_at="every", registers=1, depth=1)),
     "computed again": ("ViT-S/16", SMALL | dict(remat="full")),
     "features": ("ViT-S/16", SMALL | dict(num_classes=0, channels=1)),

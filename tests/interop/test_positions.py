@@ -1,5 +1,6 @@
-"""Position embeddings for another grid (paper, section 3.2)."""
+"""Positions, biases and patch embeddings for another grid."""
 
+import cv2
 import numpy as np
 import pytest
 from helpers import described, params_of, random_model, write
@@ -7,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vit_jax
+from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, fit, skeleton
-from vit_jax.interop.positions import resize_positions
+from vit_jax.interop.positions import resize_patches, resize_positions
 from vit_jax.models.position import sincos2d
 
 SIDES = st.tuples(st.integers(1, 12), st.integers(1, 12))
@@ -68,6 +70,51 @@ def test_tables_are_resized_as_pytorch_resizes_pictures(kind, sides, torch):
     found = resize_positions(table, old, new, 1, kind)
     np.testing.assert_array_equal(found[:, :1], table[:, :1])
     np.testing.assert_allclose(found[0, 1:].reshape(*new, 3), wanted, atol=1e-5)
+
+
+def test_an_enlarged_patch_keeps_its_embedding(torch):
+    rng = np.random.default_rng(0)
+    patches, kernel = rng.normal(size=(10, 3, 7, 5)), rng.normal(size=(7, 5, 3, 4))
+    large = torch.nn.functional.interpolate(torch.tensor(patches), (16, 9), mode="bilinear").numpy()
+    found = np.einsum("bchw,hwcd->bd", large, resize_patches(kernel, 16, 9))
+    np.testing.assert_allclose(found, np.einsum("bchw,hwcd->bd", patches, kernel), atol=1e-4)
+
+
+def test_a_smaller_patch_has_the_embedding_nearest_to_that_of_the_large_one(torch):
+    """By FlexiViT's own formula: one pseudo-inverse of the resize of whole patches, written as a matrix."""
+    kernel = np.random.default_rng(0).normal(size=(8, 8, 3, 4))
+    units = torch.eye(64, dtype=torch.float64).reshape(64, 1, 8, 8)
+    resize = torch.nn.functional.interpolate(units, (5, 5), mode="bilinear").numpy().reshape(64, 25).T
+    expected = np.linalg.pinv(resize.T) @ kernel.reshape(64, -1)
+    np.testing.assert_allclose(resize_patches(kernel, 5, 5).reshape(25, -1), expected, atol=1e-5)
+
+
+def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
+    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    model = random_model("ViT-Ti/16", **arguments)
+    file = write(model, tmp_path / "model.npz", "google", "ViT-Ti/16", **arguments)
+    said = []
+    loaded = vit_jax.load_model(file, patch_size=32, image_size=128, say=said.append)
+    assert "resized: patch_embedding/kernel 16x16 -> 32x32" in said
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 64, 64, 3)).astype(np.float32)
+    # Each patch enlarged by itself, the whole has the logits that it had.
+    patches = images.reshape(2, 4, 16, 4, 16, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 16, 16, 3)
+    large = np.stack([cv2.resize(patch, (32, 32), interpolation=cv2.INTER_LINEAR) for patch in patches])
+    large = large.reshape(2, 4, 4, 32, 32, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 128, 128, 3)
+    np.testing.assert_allclose(loaded(large), model(images), atol=1e-4)
+
+
+def test_biases_of_a_model_follow_its_grid():
+    sizes = dict(num_classes=5, dim=16, depth=1, hidden=24, heads=2, position="bias")
+    model, values = described("ViT-Ti/16", image_size=64, **sizes)
+    shapes = skeleton(model, values)[1]
+    checkpoint = Checkpoint("here", "nowhere", model, values, shapes, lambda path: np.ones(shapes[path]), [])
+    _, sources, done = fit(checkpoint, dict(image_size=96))
+    path = "blocks/00/attention/bias_table"
+    assert done.resized == [f"{path} 4x4 -> 6x6"]
+    np.testing.assert_allclose(sources[path](), np.ones((11 * 11 + 3, 2)), atol=1e-5)
+    with pytest.raises(UserError, match="rows, but the tokens asked for need"):
+        fit(checkpoint, dict(image_size=96, pooling="gap"))[1][path]()
 
 
 @pytest.mark.one_variant

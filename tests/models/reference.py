@@ -87,10 +87,13 @@ def assert_vit_equals_reference(**overrides):
 
 
 def linear(x, p):
-    return x @ p["kernel"] + p["bias"]
+    return x @ p["kernel"] + p.get("bias", 0)
 
 
 def layer_norm(x, p, epsilon=1e-6):
+    """Without a bias it is an RMS norm."""
+    if "bias" not in p:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * p["scale"]
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
     return (x - mean) / np.sqrt(variance + epsilon) * p["scale"] + p["bias"]
 
@@ -111,16 +114,21 @@ def softmax(x):
 
 
 def activate(x, gelu):
+    if gelu == "quick":
+        return x / (1 + np.exp(-1.702 * x))
     if gelu == "erf":
         return x * (1 + erf(x / np.sqrt(2))) / 2
     return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
 
 
-def feed_forward(x, p, kind, gelu):
+def feed_forward(x, p, kind, gelu, epsilon=1e-6):
     if kind == "swiglu":
-        gate, value = (x @ p["fc1"]["kernel"][:, i] + p["fc1"]["bias"][i] for i in range(2))
-        return linear(gate / (1 + np.exp(-gate)) * value, p["fc2"])
-    return linear(activate(linear(x, p["fc1"]), gelu), p["fc2"])
+        biases = p["fc1"].get("bias", (0, 0))
+        gate, value = (x @ p["fc1"]["kernel"][:, i] + biases[i] for i in range(2))
+        hidden = gate / (1 + np.exp(-gate)) * value
+    else:
+        hidden = activate(linear(x, p["fc1"]), gelu)
+    return linear(layer_norm(hidden, p["norm"], epsilon) if "norm" in p else hidden, p["fc2"])
 
 
 # Positions.
@@ -157,38 +165,80 @@ def relative_row(query, key, special, patches):
     return 2 * patches + 1
 
 
-def turned(vector, row, column):
-    """The first half of a head's vector turned by its row, the second by its column, in complex pairs."""
-    half = len(vector) // 2
-    result = []
-    for part, place in ((vector[:half], row), (vector[half:], column)):
-        for i in range(0, half, 2):
-            z = complex(part[i], part[i + 1]) * cmath.exp(1j * place * 10_000 ** (-i / half))
-            result += [z.real, z.imag]
-    return np.array(result)
+def bias_row(query, key, special, rows, columns):
+    """Row of the table of biases: one for each offset of patches, three for other tokens."""
+    inside = range(special, special + rows * columns)
+    offsets = (2 * rows - 1) * (2 * columns - 1)
+    if query in inside and key in inside:
+        row, column = divmod(query - special, columns)
+        key_row, key_column = divmod(key - special, columns)
+        return (row - key_row + rows - 1) * (2 * columns - 1) + column - key_column + columns - 1
+    if key in inside:
+        return offsets
+    if query in inside:
+        return offsets + 1
+    return offsets + 2
+
+
+def turned(vector, angles, halves=False):
+    """The vector's channels in pairs, neighbours or one of each half, turned as complex numbers."""
+    result = np.array(vector)
+    for i, angle in enumerate(angles):
+        pair = [i, i + len(angles)] if halves else [2 * i, 2 * i + 1]
+        z = complex(*vector[pair]) * cmath.exp(1j * angle)
+        result[pair] = z.real, z.imag
+    return result
+
+
+def angles_of(kind, row, column, rows, columns, unit, first, width):
+    """The angles by which the `width` / 2 pairs of a patch's head turn."""
+    quarter = width // 4
+    powers = [i / quarter for i in range(quarter)]
+    if kind == "dinov3":
+        centres = (2 * (row + 0.5) / rows - 1, 2 * (column + 0.5) / columns - 1)
+        return [2 * np.pi * centre / 100**power for centre in centres for power in powers]
+    if kind == "axial":
+        return [place / 100**power for place in (column, row) for power in powers]
+    stretch = unit[0] / rows, unit[1] / columns
+    if kind == "pe":
+        places = (column + first) * stretch[1], (row + first) * stretch[0]
+    else:
+        places = row * stretch[0], column * stretch[1]
+    return [place / 10_000**power for place in places for power in powers]
 
 
 # The Vision Transformer.
 
 
-def self_attention(x, p, *, qk_norm=False, epsilon=1e-6, relative=None, turn=None):
-    """`relative(query, key)` is a row of the table; `turn(token, vector)` is the vector, turned."""
-    total = p["out"]["bias"]
-    for head, out in enumerate(p["out"]["kernel"]):
-        query, key, value = (x @ p["qkv"]["kernel"][:, i, head] + p["qkv"]["bias"][i, head] for i in range(3))
-        if qk_norm:
+def self_attention(x, p, *, epsilon=1e-6, relative=None, bias=None, turn=None):
+    """`relative(query, key)` and `bias` are rows of the tables; `turn(token, head, vector)` turns."""
+    biases = p["qkv"].get("bias")
+    if biases is None:
+        biases = np.zeros(p["qkv"]["kernel"].shape[1:])
+    elif len(biases) == 2:  # Of queries and values.
+        biases = np.stack([biases[0], 0 * biases[0], biases[1]])
+    heads = []
+    for head in range(len(p["out"]["kernel"])):
+        query, key, value = (x @ p["qkv"]["kernel"][:, i, head] + biases[i, head] for i in range(3))
+        if "query_norm" in p:
             query = layer_norm(query, p["query_norm"], epsilon)
             key = layer_norm(key, p["key_norm"], epsilon)
         if turn:
-            query, key = (np.array([turn(i, v) for i, v in enumerate(y)]) for y in (query, key))
+            query, key = (np.array([turn(i, head, v) for i, v in enumerate(y)]) for y in (query, key))
         scores = np.zeros((len(x), len(x)))
         for i in range(len(x)):
             for j in range(len(x)):
                 scores[i, j] = query[i] @ key[j]
                 if relative:
                     scores[i, j] += query[i] @ p["relative_embedding"][relative(i, j)]
-        total = total + softmax(scores / np.sqrt(query.shape[-1])) @ value @ out
-    return total
+                scores[i, j] /= np.sqrt(query.shape[-1])
+                if bias:
+                    scores[i, j] += p["bias_table"][bias(i, j)][head]
+        heads.append(softmax(scores) @ value)
+    attended = np.concatenate(heads, axis=-1)
+    if "norm" in p:
+        attended = layer_norm(attended, p["norm"], epsilon)
+    return attended @ p["out"]["kernel"].reshape(attended.shape[-1], -1) + p["out"].get("bias", 0)
 
 
 def attention_pooling(x, p, gelu, epsilon):
@@ -213,18 +263,21 @@ def vit(
     resnet_blocks=None,
     resnet_stem="large",
     pooling="cls",
+    pool_all=False,
     cls_token=False,
     fc_norm=False,
+    final_norm=True,
+    stem_norm="none",
     distillation="none",
     position="1d",
     position_at="stem",
-    rope=False,
+    rope="none",
     rope_grid=None,
     registers=0,
     attention="full",
     mlp="gelu",
     gelu="tanh",
-    qk_norm=False,
+    norm_at="before",
     layer_scale=None,
     pre_logits=False,
     norm_epsilon=1e-6,
@@ -235,7 +288,9 @@ def vit(
     rows, columns = features.shape[0] // patch_size, features.shape[1] // patch_size
     patches = windows(features, patch_size, patch_size).reshape(rows * columns, -1)
     kernel = params["patch_embedding"]["kernel"].reshape(-1, dim)
-    x = patches @ kernel + params["patch_embedding"]["bias"]
+    x = patches @ kernel + params["patch_embedding"].get("bias", 0)
+    if stem_norm == "patches":
+        x = layer_norm(x, params["patch_norm"], norm_epsilon)
     if distillation != "none":
         x = np.concatenate([params["distillation_token"][0], x])
     if pooling in ("cls", "cls_gap") or cls_token:
@@ -252,22 +307,40 @@ def vit(
     if position_at == "stem" and position in ("1d", "2d", "sincos2d", "sincos2d_mae"):
         x = x + table(params.get("position_embedding"))
 
-    def turn(token, vector):
-        if not special <= token < placed:
-            return vector
-        row, column = divmod(token - special, columns)
-        unit = rope_grid or (rows, columns)
-        return turned(vector, row * unit[0] / rows, column * unit[1] / columns)
+    if stem_norm == "tokens":
+        x = layer_norm(x, params["stem_norm"], norm_epsilon)
 
-    ways = dict(qk_norm=qk_norm, epsilon=norm_epsilon, turn=turn if rope else None)
-    if position == "relative":
-        ways["relative"] = lambda query, key: relative_row(query, key, special, rows * columns)
+    def attend(x, p):
+        def turn(token, head, vector):
+            if not special <= token < placed:
+                return vector
+            row, column = divmod(token - special, columns)
+            if rope == "mixed":
+                frequencies = p["frequencies"][:, head]
+                return turned(vector, column * frequencies[0] + row * frequencies[1])
+            first, unit = pooling in ("cls", "cls_gap") or cls_token, rope_grid or (rows, columns)
+            angles = angles_of(rope, row, column, rows, columns, unit, first, len(vector))
+            return turned(vector, angles, halves=rope == "dinov3")
+
+        ways = dict(epsilon=norm_epsilon, turn=None if rope == "none" else turn)
+        if position == "relative":
+            ways["relative"] = lambda query, key: relative_row(query, key, special, rows * columns)
+        if position == "bias":
+            ways["bias"] = lambda query, key: bias_row(query, key, special, rows, columns)
+        return self_attention(x, p, **ways)
 
     def block(x, p):
-        branch = self_attention(layer_norm(x, p["norm1"], norm_epsilon), p["attention"], **ways)
-        x = x + (branch if layer_scale is None else branch * p["scale1"])
-        branch = feed_forward(layer_norm(x, p["norm2"], norm_epsilon), p["mlp"], mlp, gelu)
-        return x + (branch if layer_scale is None else branch * p["scale2"])
+        for number, branch in (
+            ("1", lambda x: attend(x, p["attention"])),
+            ("2", lambda x: feed_forward(x, p["mlp"], mlp, gelu, norm_epsilon)),
+        ):
+            norm = p["norm" + number]
+            if norm_at == "after":
+                x = x + layer_norm(branch(x), norm, norm_epsilon)
+            else:
+                scale = 1 if layer_scale is None else p["scale" + number]
+                x = x + branch(layer_norm(x, norm, norm_epsilon)) * scale
+        return x
 
     for layer, p in sorted(params["blocks"].items()):
         if position_at == "every":
@@ -281,10 +354,10 @@ def vit(
             x = grid.reshape(-1, dim)
         else:
             x = block(x, p)
-    if not fc_norm:
+    if final_norm and not fc_norm:
         x = layer_norm(x, params["norm"], norm_epsilon)
 
-    patches = x[special:placed]
+    patches = x if pool_all else x[special:placed]
     if pooling == "cls":
         pooled = x[0]
     elif pooling == "cls_gap":

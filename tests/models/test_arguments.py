@@ -59,7 +59,7 @@ def test_hostile_value_is_one_line(name, argument):
         (dict(heads=0), "heads is 0 and must be a whole number from 1"),
         (dict(norm_epsilon="1e-6"), "norm_epsilon is '1e-6' and must be a finite number, above 0"),
         (dict(dim=16.0), "dim is 16.0 and must be a whole number"),
-        (dict(rope=1), "rope is 1 and must be True or False"),
+        (dict(rope=1), "rope is 1 and must be none or eva02 or pe"),
         (dict(num_classes=True), "num_classes is True and must be a whole number"),
     ],
     ids=str,

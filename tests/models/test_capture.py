@@ -15,7 +15,7 @@ VARIANTS = {
     "scanned": dict(scan=True),
     "recomputed": dict(remat="full"),
     "relative": dict(position="relative", registers=2),
-    "pooled": dict(pooling="gap", rope=True),
+    "pooled": dict(pooling="gap", rope="eva02"),
     "mapped": dict(pooling="map", qk_norm=True),
 }
 

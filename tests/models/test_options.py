@@ -1,5 +1,6 @@
 """The options of later papers against a plain forward pass; what they cost; what does not fit together."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -16,12 +17,13 @@ from reference import (
 import vit_jax
 from vit_jax.arguments import ARGUMENTS
 from vit_jax.errors import UserError
+from vit_jax.models.attention import attend
 from vit_jax.models.vit import ViT
 
 ALL = dict(
     position="2d",
     position_at="every",
-    rope=True,
+    rope="eva02",
     registers=2,
     mlp="swiglu",
     gelu="erf",
@@ -52,6 +54,19 @@ ALL = dict(
         dict(distillation="heads", registers=2, pre_logits=True),
         dict(norm_epsilon=0.1, qk_norm=True, pooling="map"),
         dict(ALL, distillation="heads"),
+        dict(gelu="quick"),
+        dict(qkv_bias="qv"),
+        dict(qkv_bias="none", bias=False, mlp="swiglu"),
+        dict(bias=False, pooling="map"),
+        dict(norm="rms", qk_norm=True, norm_epsilon=0.1),
+        dict(norm_at="after"),
+        dict(sub_norm="mlp", mlp="swiglu"),
+        dict(sub_norm="both", norm_epsilon=0.1),
+        dict(stem_norm="tokens", registers=1),
+        dict(stem_norm="patches", norm="rms"),
+        dict(final_norm=False, pooling="gap"),
+        dict(pooling="gap", pool_all=True, registers=2, cls_token=True),
+        dict(pooling="map", pool_all=True, registers=2, pool_heads=2),
         dict(channels=1),
         dict(channels=5),
     ],
@@ -107,6 +122,22 @@ def test_stochastic_depth_is_off_without_a_key():
     images = random_images(2, 8, 12)
     with_rate, without = (random_model(**TINY, stochastic_depth=rate) for rate in (0.9, 0.0))
     np.testing.assert_array_equal(forward(with_rate, images), forward(without, images))
+
+
+def test_uniform_stochastic_depth_is_that_of_the_last_layer_in_all():
+    model = random_model(**(TINY | dict(depth=3)), stochastic_depth=0.6, uniform_depth=True)
+    assert [model.layer_rate(layer) for layer in range(3)] == [0.6] * 3
+
+
+def test_attention_weights_fall_at_their_rate_and_keep_their_mean():
+    tokens, rate = 64, 0.3
+    same, ones = jnp.ones((50, tokens, 1, tokens)), jnp.eye(tokens)[None, :, None]
+    value = jnp.broadcast_to(ones, same.shape)  # So that the result is the weights themselves.
+    weights = np.asarray(attend(same, same, value, dropout=rate, rngs=nnx.Rngs(dropout=0)))
+    fallen = (weights == 0).mean()
+    assert fallen == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / weights.size))
+    np.testing.assert_allclose(weights[weights > 0], 1 / tokens / (1 - rate), rtol=1e-5)
+    np.testing.assert_allclose(attend(same, same, value, dropout=rate), 1 / tokens, rtol=1e-5)
 
 
 def test_stochastic_depth_follows_its_key():
@@ -239,7 +270,7 @@ def test_tokens_are_counted(overrides, tokens):
     [
         (dict(attention="axial"), "axial.*needs model.pooling='gap' or 'map'"),
         (dict(attention="axial", pooling="gap", registers=1), "axial.*no registers"),
-        (dict(attention="axial", pooling="gap", rope=True), "axial.*without rope"),
+        (dict(attention="axial", pooling="gap", rope="eva02"), "axial.*without rope"),
         (dict(attention="axial", pooling="gap", position="none"), "axial.*'1d', '2d' or 'sincos2d'"),
         (dict(attention="axial", pooling="gap", position="relative"), "axial.*'1d', '2d' or 'sincos2d'"),
         (dict(attention="axial", pooling="gap", cls_token=True), "axial.*no class token"),
@@ -258,7 +289,14 @@ def test_tokens_are_counted(overrides, tokens):
         ),
         (dict(position="2d", dim=18, heads=2), "position='2d' needs a width divisible by 4, not 18"),
         (dict(position="sincos2d", dim=18, heads=2), "'sincos2d' needs a width divisible by 4, not 18"),
-        (dict(rope=True, heads=8), "rope needs heads of a width divisible by 4, not 2"),
+        (dict(attention="axial", pooling="gap", position="bias"), "axial.*'1d', '2d' or 'sincos2d'"),
+        (dict(rope="dinov3", rope_grid=(2, 3)), "rope_grid is for model.rope='eva02' and 'pe'"),
+        (dict(rope="mixed", rope_rescale=2.0), "rope_rescale is for model.rope=eva02.*not 'mixed'"),
+        (dict(fc_norm=True, final_norm=False), "fc_norm says where the final norm is"),
+        (dict(norm_at="after", layer_scale=0.1), "layer_scale is for model.norm_at='before'"),
+        (dict(pool_all=True), "pool_all is for model.pooling='gap' and 'map', not 'cls'"),
+        (dict(pooling="map", pool_heads=3), "pool_heads .* must divide the width 16"),
+        (dict(rope="eva02", heads=8), "rope needs heads of a width divisible by 4, not 2"),
     ],
     ids=str,
 )

@@ -82,8 +82,11 @@ def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
     "options",
     [
         dict(position="sincos2d"),
-        dict(position="none", rope=True, pooling="gap"),
+        dict(position="none", rope="eva02", pooling="gap"),
         dict(position="1d", position_at="every", registers=2),
+        dict(position="none", rope="dinov3"),
+        dict(position="none", rope="mixed"),
+        dict(position="bias", registers=1),
         dict(attention="axial", pooling="gap"),
     ],
 )

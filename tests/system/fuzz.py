@@ -48,7 +48,7 @@ BESIDE = {
     "model.resnet": ("model.name=BiT-R50x1", "model.resnet_blocks=(1,)", "model.resnet_width=1"),
     "model.axial": ("model.name=BiT-R50x1", "model.resnet_blocks=(1,)", "model.resnet_width=1"),
     "model.position_at": ("model.position=2d",),
-    "model.rope_grid": ("model.rope=True",),
+    "model.rope_grid": ("model.rope=eva02",),
     "data.crop_resize": ("data.crop=square",),
     "data.num_classes": ("data.source=synthetic",),
     "augment.": ("augment.mixup=0.2",),

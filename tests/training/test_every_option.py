@@ -26,15 +26,32 @@ RANDOM = dict(dropout=0.1, stochastic_depth=0.2)
 # So few models that each option that a ViT has is in one of them.
 MODELS = {
     "class token": dict(
-        distillation="token", registers=2, layer_scale=0.1, qk_norm=True, rope=True, pre_logits=True
+        distillation="token",
+        registers=2,
+        layer_scale=0.1,
+        qk_norm=True,
+        rope="eva02",
+        rope_rescale=2.0,
+        pre_logits=True,
+        uniform_depth=True,
     ),
     "two heads": dict(distillation="heads", mlp="swiglu", position="2d", position_at="every"),
     "average": dict(
         pooling="gap", fc_norm=True, cls_token=True, gelu="erf", position_at="shared", initialization="mae"
     ),
     "attention pooling": dict(
-        pooling="map", position="relative", mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225)
+        pooling="map",
+        pool_all=True,
+        pool_heads=4,
+        position="relative",
+        mean=(0.485, 0.456, 0.406),
+        deviation=(0.229, 0.224, 0.225),
     ),
+    "biases": dict(
+        position="bias", qkv_bias="qv", bias=False, norm="rms", sub_norm="both", stem_norm="patches"
+    ),
+    "norms behind": dict(norm_at="after", final_norm=False, stem_norm="tokens", attention_dropout=0.1),
+    "learned frequencies": dict(rope="mixed", position="none"),
     "axial": dict(pooling="gap", attention="axial", position="sincos2d"),
     "no positions": dict(position="none"),
     "hybrid": dict(resnet_blocks=(1, 1), resnet_stem="small", patch_size=2),

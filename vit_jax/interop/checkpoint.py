@@ -22,7 +22,7 @@ from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop import google, timm, transformers
 from vit_jax.interop.layout import Entry, entries
-from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_positions
+from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_patches, resize_positions
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import (
     Tensor,
@@ -46,8 +46,11 @@ LIBRARIES = {"google": google.LIBRARY, "transformers": transformers.LIBRARY, "ti
 # Arguments that change nothing in what a trained model computes of images of its size.
 _TRAINING_ONLY = {
     "position_resize",
+    "rope_rescale",
     "dropout",
+    "attention_dropout",
     "stochastic_depth",
+    "uniform_depth",
     "head_bias",
     "initialization",
     "layer_scale",
@@ -306,7 +309,13 @@ def fit(
         elif found and _is_table(path):
             sources[path] = functools.partial(_resized, read, path, before, after)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
-        elif found and path.endswith("/bias_table") and found[2:] == shape[2:]:
+        elif found and path == "patch_embedding/kernel" and found[2:] == shape[2:]:
+            sources[path] = functools.partial(_other_patches, read, path, shape)
+            done.resized.append(f"{path} {'x'.join(map(str, found[:2]))} -> {'x'.join(map(str, shape[:2]))}")
+        elif found and path.endswith("/bias_table") and known.get("position") == "bias" and old != new:
+            sources[path] = functools.partial(_other_offsets, read, path, before, after)
+            done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
+        elif found and path.endswith("/bias_table") and len(shape) == 3 and found[2:] == shape[2:]:
             sources[path] = functools.partial(_other_windows, read, path, shape)
             done.resized.append(f"{path} {'x'.join(map(str, found[:2]))} -> {'x'.join(map(str, shape[:2]))}")
         elif path.startswith("fc_norm/"):
@@ -363,6 +372,22 @@ def _resized(read, path: str, before: TokenModel, after: TokenModel) -> np.ndarr
 def _other_windows(read, path: str, shape: tuple[int, ...]) -> np.ndarray:
     """A table of biases by offset, for windows of another size."""
     return resize_bias_table(read(path), *shape[:2])
+
+
+def _other_offsets(read, path: str, before: TokenModel, after: TokenModel) -> np.ndarray:
+    """A ViT's table of biases by offset, for another grid and the same tokens beside it."""
+    layout = before.bias_layout
+    table = np.asarray(layout.resized(jnp.asarray(read(path)), after.grid))
+    if len(table) != after.bias_layout.rows:
+        raise UserError(
+            f"{path} has {len(table)} rows, but the tokens asked for need {after.bias_layout.rows}"
+        )
+    return table
+
+
+def _other_patches(read, path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A patch embedding's kernel for patches of another size."""
+    return resize_patches(read(path), *shape[:2])
 
 
 def build(model: type, values: dict, sources: dict[str, Callable[[], np.ndarray]]) -> ImageModel:

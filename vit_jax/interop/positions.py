@@ -1,4 +1,4 @@
-"""Position embeddings of one grid of patches for another (paper, section 3.2)."""
+"""Parameters of one grid of patches for another: positions (paper, section 3.2), biases, patch embeddings."""
 
 import math
 
@@ -61,6 +61,32 @@ def resize_bias_table(table: np.ndarray, rows: int, columns: int) -> np.ndarray:
     sides = zip(table.shape[:2], (rows, columns), strict=True)
     down, across = (interpolation(old, new, "bicubic") for old, new in sides)
     return np.einsum("rR,cC,RCh->rch", down, across, table)
+
+
+def resize_patches(kernel: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """A patch embedding's kernel for patches of another size (FlexiViT; Beyer et al., 2023).
+
+    A patch that is enlarged bilinearly, to any size, has the embedding that it had; for smaller patches it is
+    the nearest to that, in the mean over patches of white noise.
+
+    Args:
+      kernel: `[old rows, old columns, channels, dim]`.
+
+    Returns:
+      `[rows, columns, channels, dim]`, float32.
+    """
+    kernel = np.asarray(kernel)
+    down, across = (
+        np.linalg.pinv(_bilinear(old, new).T)
+        for old, new in zip(kernel.shape[:2], (rows, columns), strict=True)
+    )
+    return np.einsum("rR,cC,RCid->rcid", down, across, kernel, optimize=True).astype(np.float32)
+
+
+def _bilinear(old: int, new: int) -> np.ndarray:
+    """The weights `[new, old]` by which an axis of a picture is resized bilinearly, without smoothing."""
+    centres = np.clip((np.arange(new)[:, None] + 0.5) * (old / new) - 0.5, 0, old - 1)
+    return np.maximum(0, 1 - np.abs(centres - np.arange(old)))
 
 
 def image_size_of(

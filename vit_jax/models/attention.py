@@ -19,8 +19,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from vit_jax.models.dropout import drop
 from vit_jax.models.layers import capture, platform
 
 LANES = 128  # Tokens in a row of a TPU's registers; fewer tokens leave most of them empty.
@@ -30,15 +32,27 @@ SCORES, VALUES = "attention_scores", "attention_values"  # In traces, and in wha
 _compute_once = jax.lax.optimization_barrier  # What is behind it is not computed anew for each use.
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    dropout: float = 0.0,
+    rngs: nnx.Rngs | None = None,
+) -> jax.Array:
     """`[batch, tokens, heads, head_dim]` each; keys and values may be more or fewer than queries.
 
     The softmax is taken in float32.
 
     Args:
-      bias: `[batch, heads, queries, keys]`, added to the scores.
+      bias: `[batch or 1, heads, queries, keys]`, added to the scores.
+      dropout: rate of dropped attention weights, where `rngs` are given.
     """
     capture("attention", lambda: weights(query, key, bias))
+    if dropout and rngs is not None:
+        kept = drop(weights(query, key, bias).astype(value.dtype), dropout, rngs)
+        with jax.named_scope(VALUES):
+            return jnp.einsum("bhqk,bkhd->bqhd", kept, value)
     if platform() == "cpu":
         return _attend_on_cpu(query, key, value, bias)
     if platform() == "tpu" and bias is None and min(query.shape[1], key.shape[1]) >= LANES:

@@ -22,7 +22,7 @@ from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, height_and_width
-from vit_jax.models.layers import named, rising, run_blocks
+from vit_jax.models.layers import GELUS, named, rising, run_blocks
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.resnet import HEAD_AXES, linear_head
 from vit_jax.options import Option, flag, number, one_of, several, whole
@@ -145,7 +145,7 @@ class ConvNeXtBlock(nnx.Module):
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None, stochastic_depth: float) -> jax.Array:
         """`[batch, height, width, channels]` to the same shape."""
         branch = self.fc1(self.norm(self.depthwise(x)))
-        branch = named("hidden_features", nnx.gelu(branch, approximate=self.gelu == "tanh"))
+        branch = named("hidden_features", GELUS[self.gelu](branch))
         if self.response_norm is not None:
             branch = self.response_norm(branch)
         branch = self.fc2(branch)
@@ -172,7 +172,7 @@ class ConvNeXt(ImageModel):
       head_hidden: width of a dense layer with a GELU before the linear head; None for none (timm, OpenCLIP).
       channels: of the images.
       mean, deviation: of the pixels that it is trained on, as of `ViT`.
-      gelu: `erf` (exact, as the authors') or `tanh`.
+      gelu: `erf` (exact, as the authors'), `tanh` or `quick`.
       stochastic_depth: rate of skipped branches in the last block; it rises linearly from 0.
       norm_epsilon: of the layer norms.
       head_epsilon: of the last one, before the head; None for `norm_epsilon` (Transformers).
@@ -252,7 +252,7 @@ class ConvNeXt(ImageModel):
         x = stages[-1]
         x = self.norm(x).mean((1, 2)) if self.norm_first else self.norm(x.mean((1, 2)))
         if self.pre_logits is not None:
-            x = nnx.gelu(self.pre_logits(x), approximate=self.gelu == "tanh")
+            x = GELUS[self.gelu](self.pre_logits(x))
         return x
 
     def _stages(self, images: jax.Array, rngs: nnx.Rngs | None) -> list[jax.Array]:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,12 @@ REMAT = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # Not attention's scores.
     "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+GELUS = {
+    "tanh": nnx.gelu,
+    "erf": partial(nnx.gelu, approximate=False),
+    "quick": lambda x: x * nnx.sigmoid(1.702 * x),  # OpenAI's CLIP.
 }
 
 _place: ContextVar[Callable[[str, jax.Array], jax.Array]] = ContextVar("place", default=lambda _, x: x)

@@ -1,5 +1,9 @@
 """Positions of tokens: learned, fixed, relative and rotary (paper, appendix D.4)."""
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,25 +172,180 @@ def spread_offsets(table: jax.Array) -> jax.Array:
     return both.transpose(4, 2, 0, 3, 1).reshape(-1, tokens, tokens)
 
 
-def rotation_tables(
-    grid: tuple[int, int], unit: tuple[int, int], prefix: int, registers: int, head_dim: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines `[tokens, head_dim]` of 2-D rotary positions (EVA-02, Fang et al., 2023).
+class BiasLayout(NamedTuple):
+    """The layout of a table of biases by offset, `[offsets, heads]`, over queries and keys (BEiT).
 
-    The first half of a head turns with the row, the second with the column, neighbours in pairs;
-    base 10,000. A grid other than `unit` is stretched onto it. What is not a patch does not turn.
+    Its rows are those of all offsets between two patches, query less key, in raster order; where there are
+    other tokens, three more: from one of these to a patch, from a patch to one, and among them.
     """
-    frequencies = np.repeat(10_000.0 ** (-np.arange(0, head_dim // 2, 2) / (head_dim // 2)), 2)
-    angles = [
-        (position.reshape(-1, 1) * (old / new)) * frequencies
-        for position, old, new in zip(np.indices(grid), unit, grid, strict=True)
-    ]
-    angles = np.pad(np.concatenate(angles, axis=1), ((prefix, registers), (0, 0)))
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    grid: tuple[int, int]
+    prefix: int
+    registers: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return math.prod(2 * side - 1 for side in self.grid) + (3 if self.prefix + self.registers else 0)
+
+    def spread(self, table: jax.Array) -> jax.Array:
+        """The table by query and key, `[heads, tokens, tokens]`."""
+        heads, patches = table.shape[-1], math.prod(self.grid)
+        shape = tuple(2 * side - 1 for side in self.grid)
+        among = spread_offsets(table[: math.prod(shape)].reshape(*shape, heads))
+        if not self.prefix + self.registers:
+            return among
+
+        def block(row, queries, keys):
+            return jnp.broadcast_to(table[row][:, None, None], (heads, queries, keys))
+
+        def line(queries, row_of_others, middle):
+            parts = block(row_of_others, queries, self.prefix), middle
+            return jnp.concatenate([*parts, block(row_of_others, queries, self.registers)], axis=2)
+
+        others = [line(count, -1, block(-3, count, patches)) for count in (self.prefix, self.registers)]
+        return jnp.concatenate([others[0], line(patches, -2, among), others[1]], axis=1)
+
+    def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
+        """The table for another grid, as BEiT's authors resize it for fine-tuning: by cubic splines.
+
+        The old offsets stand at places whose distances grow from the middle like a geometric series, so that
+        the outermost are those of the new grid; near offsets keep their fine differences.
+        """
+        old, new = (tuple(2 * side - 1 for side in sides) for sides in (self.grid, grid))
+        count, heads = math.prod(old), table.shape[-1]
+        rows, columns = (spline(*sides) for sides in zip(old, new, strict=True))
+        patches = jnp.einsum("rR,cC,RCh->rch", rows, columns, table[:count].reshape(*old, heads))
+        return jnp.concatenate([patches.reshape(-1, heads), table[count:]])
 
 
-def rotate(x: jax.Array, cosines: np.ndarray, sines: np.ndarray) -> jax.Array:
-    """Turns the pairs (2i, 2i+1) of `[batch, tokens, heads, head_dim]` by the tables' angles."""
-    pairs = x.reshape(*x.shape[:-1], -1, 2)
-    turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)
-    return (x * cosines[:, None] + turned * sines[:, None]).astype(x.dtype)
+def spline(old: int, new: int) -> np.ndarray:
+    """The weights `[new, old]` with which an axis of a table of biases is resized, float32."""
+    if old == new:
+        return np.eye(old, dtype=np.float32)
+    if old == 1:
+        return np.ones((new, 1), np.float32)
+    from scipy.interpolate import InterpolatedUnivariateSpline  # Slow to import, and seldom needed.
+
+    places, wanted = spline_places(old, new), np.arange(new) - new // 2
+    units = np.eye(old)  # A spline is linear in its values. Beyond its ends it stays as it is there.
+    values = [InterpolatedUnivariateSpline(places, unit, k=min(3, old - 1), ext=3)(wanted) for unit in units]
+    return np.stack(values, axis=1).astype(np.float32)
+
+
+def spline_places(old: int, new: int) -> np.ndarray:
+    """The places of an old axis's offsets among the new one's, `[old]`: 0 in the middle, a geometric series."""
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        reach = (1 - ratio ** (old // 2)) / (1 - ratio)
+        low, high = (low, ratio) if reach > new // 2 else (ratio, high)
+    steps = np.cumsum(ratio ** np.arange(old // 2))
+    return np.concatenate([-steps[::-1], [0], steps])
+
+
+class Rope(NamedTuple):
+    """A kind of rotary positions: what makes angles of a patch's row and column.
+
+    Attributes:
+      base: of D/4 frequencies, number i is this to the power -i / (D/4), D the width of a head.
+      columns_first: the first half of a head's pairs turns with the column, in place of the row.
+      stretched: rows and columns count in the grid of pre-training.
+      after_cls: they count from 1 where there is a class token.
+      centred: they are the patch's centre from -1 to 1, in full turns.
+    """
+
+    base: float
+    columns_first: bool = False
+    stretched: bool = False
+    after_cls: bool = False
+    centred: bool = False
+
+
+ROPES = {
+    "eva02": Rope(10_000, stretched=True),  # Fang et al., 2023.
+    "pe": Rope(10_000, columns_first=True, stretched=True, after_cls=True),  # Perception Encoder, 2025.
+    "axial": Rope(100, columns_first=True),  # Heo et al., 2024, "RoPE-Axial".
+    "dinov3": Rope(100, centred=True),  # Simeoni et al., 2025.
+}
+# Cosines and sines by token, head and channel.
+Rotation = tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]
+
+
+def rotation_angles(
+    kind: str,
+    grid: tuple[int, int],
+    unit: tuple[int, int],
+    tokens: Sequence[str],
+    registers: int,
+    head_dim: int,
+) -> np.ndarray:
+    """Angles `[tokens, 1, head_dim]` of 2-D rotary positions; what is not a patch does not turn.
+
+    Args:
+      kind: a key of `ROPES`.
+      unit: the grid of pre-training, for kinds that are stretched.
+      tokens: names of those before the patches.
+    """
+    rope = ROPES[kind]
+    frequencies = rope.base ** (-np.arange(head_dim // 4) / (head_dim // 4))
+    axes = []
+    for index, new, old in zip(np.indices(grid), grid, unit, strict=True):
+        if rope.centred:
+            places = 2 * np.pi * (2 * (index + 0.5) / new - 1)
+        else:
+            first = rope.after_cls and "cls" in tokens
+            places = (index + first) * (old / new if rope.stretched else 1)
+        axes.append(places.reshape(-1, 1) * frequencies)
+    angles = np.concatenate(axes[::-1] if rope.columns_first else axes, axis=1)
+    angles = np.tile(angles, 2) if kind == "dinov3" else np.repeat(angles, 2, axis=1)
+    return np.pad(angles, ((len(tokens), registers), (0, 0)))[:, None]
+
+
+def draw_scale(most: float, key: jax.Array) -> jax.Array:
+    """A number between 1 / most and most, drawn evenly on a logarithmic scale."""
+    return jnp.exp(jax.random.uniform(key, minval=-math.log(most), maxval=math.log(most)))
+
+
+def places_of(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
+    """Column and row of each token, float32 `[tokens, 2]`; 0 of what is no patch."""
+    rows, columns = np.indices(grid).reshape(2, -1)
+    return np.pad(np.stack([columns, rows], axis=1), ((prefix, registers), (0, 0))).astype(np.float32)
+
+
+def mixed_frequencies(heads: int, head_dim: int, rngs: nnx.Rngs) -> jax.Array:
+    """The first values of learned frequencies by column and row, `[2, heads, head_dim / 2]`.
+
+    Each magnitude has two orthogonal directions, turned at random for each head (Heo et al., 2024).
+    """
+    magnitudes = 10.0 ** (-np.arange(0, head_dim, 4) / head_dim)
+    turns = initializers.uniform(np.pi)(rngs.params(), (heads, 1))
+    turns = jnp.concatenate([turns, turns + np.pi / 2], axis=1)[..., None]
+    return jnp.stack([(f(turns) * magnitudes).reshape(heads, -1) for f in (jnp.cos, jnp.sin)])
+
+
+def mixed_rotation(places: np.ndarray, frequencies: jax.Array) -> Rotation:
+    """The rotation by learned frequencies, `[tokens, heads, head_dim]` each.
+
+    Args:
+      places: as of `places_of`.
+      frequencies: as of `mixed_frequencies`.
+    """
+    angles = jnp.einsum("tp,phf->thf", places, frequencies.astype(jnp.float32), precision="highest")
+    angles = jnp.repeat(angles, 2, axis=-1)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, halves: bool = False) -> jax.Array:
+    """Turns pairs of channels of `[batch, tokens, heads, head_dim]` by the tables' angles.
+
+    Args:
+      halves: a pair is a channel of the first half and its fellow of the second; else two neighbours.
+    """
+    if halves:
+        first, second = jnp.split(x, 2, axis=-1)
+        turned = jnp.concatenate([-second, first], axis=-1)
+    else:
+        pairs = x.reshape(*x.shape[:-1], -1, 2)
+        turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1).reshape(x.shape)
+    return (x * cosines + turned * sines).astype(x.dtype)

@@ -30,7 +30,7 @@ from vit_jax.models.layers import capture, named, platform, rising, run_blocks
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import PositionEmbedding, spread_offsets
 from vit_jax.models.resnet import HEAD_AXES, linear_head
-from vit_jax.models.transformer import Mlp, Stack, layer_norm
+from vit_jax.models.transformer import Mlp, Stack, make_norm
 from vit_jax.options import Option, number, one_of, several, whole
 
 _COUNTS = several(whole(1, 2**16), least=1)
@@ -263,7 +263,7 @@ class SwinBlock(nnx.Module):
 
         def norm():
             if version == 1:
-                return layer_norm(stack.dim, stack, rngs)
+                return make_norm(stack.dim, stack, rngs)
             zeros = nnx.initializers.zeros_init()
             values = dict(epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
             return nnx.LayerNorm(stack.dim, scale_init=zeros, **values)
@@ -299,7 +299,7 @@ class PatchMerging(nnx.Module):
     def __init__(self, stack: Stack, version: int, rngs: nnx.Rngs):
         dim = stack.dim
         self.version = version
-        self.norm = layer_norm(4 * dim if version == 1 else 2 * dim, stack, rngs)
+        self.norm = make_norm(4 * dim if version == 1 else 2 * dim, stack, rngs)
         self.reduction = nnx.Linear(
             4 * dim, 2 * dim, use_bias=False, kernel_init=stack.scheme.dense, dtype=stack.dtype, rngs=rngs
         )
@@ -401,7 +401,7 @@ class Swin(ImageModel):
                 self.merges[f"{stage - 1}"] = PatchMerging(previous, version, rngs)
             self._make_stage(stage, given, own, rngs)
         width = dim * 2 ** (len(blocks) - 1)
-        self.norm = layer_norm(width, stack, rngs)
+        self.norm = make_norm(width, stack, rngs)
         self.head = linear_head(width, num_classes, head_bias, rngs) if num_classes else None
 
     def _make_stem(self, given: SimpleNamespace, stack: Stack, rngs: nnx.Rngs) -> None:
@@ -418,7 +418,7 @@ class Swin(ImageModel):
             dtype=stack.dtype,
             rngs=rngs,
         )
-        self.patch_norm = layer_norm(given.dim, stack, rngs)
+        self.patch_norm = make_norm(given.dim, stack, rngs)
         # Nothing is before the patches in the table of positions, which the authors resize so.
         self.prefix_tokens, self.prefix, self.position_resize = (), 0, "bicubic"
         learned = given.position == "1d"

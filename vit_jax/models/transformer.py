@@ -16,8 +16,8 @@ from flax import nnx
 from vit_jax.models import initializers
 from vit_jax.models.attention import attend
 from vit_jax.models.dropout import drop
-from vit_jax.models.layers import named, platform
-from vit_jax.models.position import rotate
+from vit_jax.models.layers import GELUS, named, platform
+from vit_jax.models.position import BiasLayout, Rotation, mixed_frequencies, mixed_rotation, rotate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,11 @@ class Stack:
 
     Attributes:
       dim, heads, hidden: width, attention heads, and width of the MLP.
-      mlp, gelu, dropout, layer_scale, qk_norm: as of `ViT`.
+      mlp, gelu, dropout, attention_dropout, layer_scale, qk_norm, qkv_bias, bias: as of `ViT`.
+      norm, norm_at, sub_norm, rope: as of `ViT`.
       offsets: rows of each layer's table of relative positions; 0: none.
-      epsilon: of the layer norms.
+      biases: rows of each layer's table of biases by offset; 0: none.
+      epsilon: of the norms.
       scheme: how the parameters start.
       dtype: of the computation.
     """
@@ -39,9 +41,17 @@ class Stack:
     mlp: str = "gelu"
     gelu: str = "tanh"
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     layer_scale: float | None = None
     qk_norm: bool = False
+    qkv_bias: str = "all"
+    bias: bool = True
+    norm: str = "layer"
+    norm_at: str = "before"
+    sub_norm: str = "none"
+    rope: str = "none"
     offsets: int = 0
+    biases: int = 0
     epsilon: float = 1e-6
     scheme: initializers.Scheme = initializers.SCHEMES["flax"]
     dtype: Any = jnp.float32
@@ -52,101 +62,147 @@ class Stack:
         return self.dim // self.heads
 
 
-def layer_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """A layer norm with the stack's epsilon, whose statistics are float32."""
-    return nnx.LayerNorm(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
+def make_norm(dim: int, stack: Stack, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+    """A norm of the stack's kind and epsilon, whose statistics are float32."""
+    kind = dict(layer=nnx.LayerNorm, rms=nnx.RMSNorm)[stack.norm]
+    return kind(dim, epsilon=stack.epsilon, dtype=stack.dtype, rngs=rngs)
 
 
 class Attention(nnx.Module):
     """Multi-head self-attention (appendix A): softmax(q k / sqrt(head_dim)) v, all heads at once.
 
-    Queries and keys of each head may be normalised (Dehghani et al., 2023). With relative positions an
-    embedding for each offset is added to the keys, for all heads the same (appendix D.4).
+    Queries and keys of each head may be normalised (Dehghani et al., 2023), and what the heads attended, all
+    heads at once (sub-LN; Wang et al., 2022). With relative positions an embedding for each offset is added
+    to the keys, for all heads the same (appendix D.4), or a number for each offset and head to the scores.
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, heads, head_dim = stack.dim, stack.heads, stack.head_dim
         dtype, scheme = stack.dtype, stack.scheme
         self.qkv = nnx.LinearGeneral(
-            dim, (3, heads, head_dim), kernel_init=scheme.qkv, dtype=dtype, rngs=rngs
+            dim,
+            (3, heads, head_dim),
+            kernel_init=scheme.qkv,
+            use_bias=stack.qkv_bias == "all",
+            dtype=dtype,
+            rngs=rngs,
         )
-        self.query_norm = layer_norm(head_dim, stack, rngs) if stack.qk_norm else None
-        self.key_norm = layer_norm(head_dim, stack, rngs) if stack.qk_norm else None
+        if stack.qkv_bias == "qv":
+            self.qkv.bias = nnx.Param(jnp.zeros((2, heads, head_dim)))
+        self.query_norm = make_norm(head_dim, stack, rngs) if stack.qk_norm else None
+        self.key_norm = make_norm(head_dim, stack, rngs) if stack.qk_norm else None
         if stack.offsets:
             shape = (stack.offsets, head_dim)
             self.relative_embedding = nnx.Param(initializers.normal(0.02)(rngs.params(), shape))
+        if stack.biases:
+            self.bias_table = nnx.Param(jnp.zeros((stack.biases, heads)))
+        if stack.rope == "mixed":
+            self.frequencies = nnx.Param(mixed_frequencies(heads, head_dim, rngs))
+        self.norm = make_norm(dim, stack, rngs) if stack.sub_norm == "both" else None
         self.out = nnx.LinearGeneral(
-            (heads, head_dim), dim, axis=(-2, -1), kernel_init=scheme.dense, dtype=dtype, rngs=rngs
+            (heads, head_dim),
+            dim,
+            axis=(-2, -1),
+            kernel_init=scheme.dense,
+            use_bias=stack.bias,
+            dtype=dtype,
+            rngs=rngs,
         )
+        self.qkv_bias, self.rope, self.dropout = stack.qkv_bias, stack.rope, stack.attention_dropout
 
     def __call__(
         self,
         x: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        *,
         offsets: np.ndarray | None = None,
-        rotation: tuple[np.ndarray, np.ndarray] | None = None,
+        layout: BiasLayout | None = None,
+        rotation: Rotation | None = None,
+        places: np.ndarray | None = None,
         read: int | None = None,
     ) -> jax.Array:
         """`[batch, ..., tokens, dim]` to the same shape. The softmax is taken in float32.
 
         Args:
           offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
-          rotation: cosines and sines `[tokens, head_dim]` that turn queries and keys.
+          layout: of the tokens, by which the table of biases is spread.
+          rotation: cosines and sines that turn queries and keys.
+          places: `[tokens, 2]`, column and row, with which the layer's own frequencies make a rotation.
           read: attend from so many tokens only, the first.
         """
         query, key, value = (named("heads", part) for part in self.project(x, read))
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        if places is not None:
+            rotation = mixed_rotation(places, self.frequencies[...])
         if rotation is not None:
-            query, key = rotate(query, *(table[:read] for table in rotation)), rotate(key, *rotation)
+            halves = self.rope == "dinov3"
+            query = rotate(query, *(table[:read] for table in rotation), halves=halves)
+            key = rotate(key, *rotation, halves=halves)
         bias = None
         if offsets is not None:
             table = self.relative_embedding[...].astype(query.dtype)[offsets[:read]]
             bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])
+        if layout is not None:
+            bias = layout.spread(self.bias_table[...].astype(jnp.float32))[None, :, :read]
         # More axes before the tokens than the batch are lines of a grid, each for itself.
         lines = [part.reshape(-1, *part.shape[-3:]) for part in (query, key, value)]
-        attended = attend(*lines, bias=bias)
-        return self.out(named("heads", attended.reshape(query.shape)))
+        attended = attend(*lines, bias=bias, dropout=self.dropout, rngs=rngs)
+        attended = named("heads", attended.reshape(query.shape))
+        if self.norm is not None:
+            flat = attended.reshape(*attended.shape[:-2], -1)
+            attended = named("heads", self.norm(flat).reshape(attended.shape))
+        return self.out(attended)
 
     def project(self, x: jax.Array, read: int | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries of the first `read` tokens, keys and values, `[batch, ..., tokens, heads, head_dim]`."""
-        kernel, bias = self.qkv.kernel[...], self.qkv.bias[...].astype(x.dtype)
+        kernel = self.qkv.kernel[...].astype(x.dtype)
+        bias = self._biases(x.dtype)
         if read is None and platform() != "tpu":
-            fused = jnp.einsum("...c,cshd->...shd", x, kernel.astype(x.dtype)) + bias
-            return tuple(jnp.moveaxis(fused, -3, 0))
+            fused = jnp.einsum("...c,cshd->...shd", x, kernel)
+            return tuple(jnp.moveaxis(fused if bias is None else fused + bias, -3, 0))
         # Products of their own have better layouts on a TPU.
-        return tuple(
-            jnp.einsum("...c,chd->...hd", tokens, kernel[:, part].astype(x.dtype)) + bias[part]
+        parts = (
+            jnp.einsum("...c,chd->...hd", tokens, kernel[:, part])
             for part, tokens in enumerate((x if read is None else x[..., :read, :], x, x))
         )
+        return tuple(parts if bias is None else (x + bias[part] for part, x in enumerate(parts)))
+
+    def _biases(self, dtype: Any) -> jax.Array | None:
+        """Biases of queries, keys and values, `[3, heads, head_dim]`."""
+        if self.qkv_bias == "none":
+            return None
+        bias = self.qkv.bias[...].astype(dtype)
+        return jnp.insert(bias, 1, 0, axis=0) if self.qkv_bias == "qv" else bias
 
 
 class Mlp(nnx.Module):
     """Dense, GELU, dropout, dense, applied to each token alone.
 
-    With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer, 2020).
+    With `swiglu` the first layer is twice as wide: SiLU of one half gates the other (Shazeer, 2020). Hidden
+    values may be normalised (sub-LN; Wang et al., 2022).
     """
 
     def __init__(self, stack: Stack, *, rngs: nnx.Rngs):
         dim, hidden = stack.dim, stack.hidden
-        values = dict(bias_init=stack.scheme.mlp_bias, dtype=stack.dtype, rngs=rngs)
+        values = dict(bias_init=stack.scheme.mlp_bias, use_bias=stack.bias, dtype=stack.dtype, rngs=rngs)
         if stack.mlp == "swiglu":
             self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initializers.xavier(parts=2), **values)
         else:
             self.fc1 = nnx.Linear(dim, hidden, kernel_init=stack.scheme.dense, **values)
+        self.norm = make_norm(hidden, stack, rngs) if stack.sub_norm != "none" else None
         self.fc2 = nnx.Linear(hidden, dim, kernel_init=stack.scheme.dense, **values)
         self.kind, self.gelu, self.dropout = stack.mlp, stack.gelu, stack.dropout
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         x = self.fc1(x)
-        if self.kind == "swiglu":
-            x = nnx.silu(x[..., 0, :]) * x[..., 1, :]
-        else:
-            x = nnx.gelu(x, approximate=self.gelu == "tanh")
-        return self.fc2(drop(named("hidden", x), self.dropout, rngs))
+        x = nnx.silu(x[..., 0, :]) * x[..., 1, :] if self.kind == "swiglu" else GELUS[self.gelu](x)
+        x = drop(named("hidden", x), self.dropout, rngs)
+        return self.fc2(x if self.norm is None else named("hidden", self.norm(x)))
 
 
 class EncoderBlock(nnx.Module):
-    """One pre-norm layer (equations 2 and 3).
+    """One pre-norm layer (equations 2 and 3), or one that normalises its branches' results.
 
     With LayerScale each channel of a branch has a learned factor (Touvron et al., 2021).
 
@@ -155,11 +211,12 @@ class EncoderBlock(nnx.Module):
     """
 
     def __init__(self, stack: Stack, stochastic_depth: float = 0.0, *, rngs: nnx.Rngs):
-        self.norm1 = layer_norm(stack.dim, stack, rngs)
+        self.norm1 = make_norm(stack.dim, stack, rngs)
         self.attention = Attention(stack, rngs=rngs)
-        self.norm2 = layer_norm(stack.dim, stack, rngs)
+        self.norm2 = make_norm(stack.dim, stack, rngs)
         self.mlp = Mlp(stack, rngs=rngs)
         self.dropout, self.stochastic_depth = stack.dropout, stochastic_depth
+        self.norm_at = stack.norm_at
         scaled = stack.layer_scale is not None
         self.scale1 = nnx.Param(jnp.full(stack.dim, stack.layer_scale)) if scaled else None
         self.scale2 = nnx.Param(jnp.full(stack.dim, stack.layer_scale)) if scaled else None
@@ -180,14 +237,17 @@ class EncoderBlock(nnx.Module):
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
-        def finish(branch, scale):
+        before = self.norm_at == "before"
+
+        def finish(branch, norm, scale):
+            branch = branch if before else norm(branch)
             branch = branch if scale is None else branch * scale[...].astype(branch.dtype)
             branch = drop(branch, self.dropout, rngs)
             return drop(branch, skipped, rngs, (x.shape[0],) + (1,) * (x.ndim - 1))
 
-        branch = self.attention(self.norm1(x), read=read, **positions)
-        x = (x if read is None else x[..., :read, :]) + finish(branch, self.scale1)
-        return x + finish(self.mlp(self.norm2(x), rngs), self.scale2)
+        branch = self.attention(self.norm1(x) if before else x, rngs, read=read, **positions)
+        x = (x if read is None else x[..., :read, :]) + finish(branch, self.norm1, self.scale1)
+        return x + finish(self.mlp(self.norm2(x) if before else x, rngs), self.norm2, self.scale2)
 
 
 class AxialBlock(nnx.Module):
@@ -220,8 +280,8 @@ class AttentionPooling(nnx.Module):
         self.out = nnx.LinearGeneral(
             (heads, head_dim), dim, axis=(-2, -1), kernel_init=initializers.xavier(), dtype=dtype, rngs=rngs
         )
-        self.norm = layer_norm(dim, stack, rngs)
-        plain = dict(mlp="gelu", dropout=0.0, scheme=initializers.SCHEMES["flax"])
+        self.norm = make_norm(dim, stack, rngs)
+        plain = dict(mlp="gelu", dropout=0.0, bias=True, sub_norm="none", scheme=initializers.SCHEMES["flax"])
         self.mlp = Mlp(dataclasses.replace(stack, **plain), rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ A model holds parameters and nothing else: no random state, no statistics. Dropo
 when a call brings `rngs`, and only then.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from vit_jax.arguments import MOST_LAYERS, SIDE, check_arguments, or_none
@@ -26,10 +28,15 @@ from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import (
     FIXED,
     RESIZES,
+    ROPES,
+    BiasLayout,
     PositionEmbedding,
+    Rotation,
     count_offsets,
+    draw_scale,
+    places_of,
     relative_offsets,
-    rotation_tables,
+    rotation_angles,
 )
 from vit_jax.models.resnet import (
     HEAD_AXES,
@@ -42,7 +49,7 @@ from vit_jax.models.resnet import (
     resnet_stride,
     spell_width,
 )
-from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, layer_norm
+from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, make_norm
 from vit_jax.options import Option, flag, number, one_of, several, whole
 
 # A ViT's own arguments, beside those of the ResNet before it.
@@ -55,18 +62,30 @@ ARGUMENTS = {
     "registers": whole(0, 2**16),
     "cls_token": flag(),
     "fc_norm": flag(),
+    "final_norm": flag(),
+    "stem_norm": one_of("none", "patches", "tokens"),
     "pooling": one_of("cls", "gap", "cls_gap", "map"),
+    "pool_all": flag(),
+    "pool_heads": or_none(whole(1, 2**16)),
     "distillation": one_of("none", "token", "heads"),
-    "position": one_of("1d", "2d", "relative", "sincos2d", "sincos2d_mae", "none"),
+    "position": one_of("1d", "2d", "relative", "bias", "sincos2d", "sincos2d_mae", "none"),
     "position_at": one_of("stem", "every", "shared"),
     "position_resize": one_of(*RESIZES),
-    "rope": flag(),
+    "rope": one_of("none", *ROPES, "mixed"),
+    "rope_rescale": number(least=1, most=1e3),
     "rope_grid": or_none(several(SIDE, count=2)),
     "attention": one_of("full", "axial"),
     "mlp": one_of("gelu", "swiglu"),
+    "norm": one_of("layer", "rms"),
+    "norm_at": one_of("before", "after"),
+    "sub_norm": one_of("none", "mlp", "both"),
     "qk_norm": flag(),
+    "qkv_bias": one_of("all", "qv", "none"),
+    "bias": flag(),
     "pre_logits": flag(),
     "dropout": number(least=0, below=1),
+    "attention_dropout": number(least=0, below=1),
+    "uniform_depth": flag(),
     "initialization": one_of("flax", "mae"),
     "scan": flag(),
 }
@@ -82,7 +101,13 @@ OPTIONS = {
         None, ARGUMENTS["cls_token"], "Keep a class token beside the pooling gap or map."
     ),
     "model.fc_norm": Option(None, ARGUMENTS["fc_norm"], "Normalise behind the pooling, in place of before."),
+    "model.final_norm": Option(None, ARGUMENTS["final_norm"], "Normalise behind the encoder."),
+    "model.stem_norm": Option(
+        None, ARGUMENTS["stem_norm"], "Normalise before the encoder: patch embeddings, or tokens."
+    ),
     "model.pooling": Option(None, ARGUMENTS["pooling"], "What the head reads of the tokens."),
+    "model.pool_all": Option(None, ARGUMENTS["pool_all"], "Pool class token and registers with the patches."),
+    "model.pool_heads": Option(None, ARGUMENTS["pool_heads"], "Heads of attention pooling."),
     "model.distillation": Option(None, ARGUMENTS["distillation"], "DeiT's distillation token, and its head."),
     "model.position": Option(None, ARGUMENTS["position"], "Kind of position embedding (appendix D.4)."),
     "model.position_at": Option(
@@ -91,13 +116,29 @@ OPTIONS = {
     "model.position_resize": Option(
         None, ARGUMENTS["position_resize"], "How learned positions are resized for other images."
     ),
-    "model.rope": Option(None, ARGUMENTS["rope"], "Turn queries and keys by their row and column."),
+    "model.rope": Option(None, ARGUMENTS["rope"], "How queries and keys turn with row and column."),
     "model.rope_grid": Option(None, ARGUMENTS["rope_grid"], "The grid in which rope counts."),
+    "model.rope_rescale": Option(
+        None, ARGUMENTS["rope_rescale"], "Most by which training stretches rope's coordinates at random."
+    ),
     "model.attention": Option(None, ARGUMENTS["attention"], "Among all tokens, or within rows and columns."),
     "model.mlp": Option(None, ARGUMENTS["mlp"], "Kind of MLP."),
+    "model.norm": Option(None, ARGUMENTS["norm"], "Kind of norm."),
+    "model.norm_at": Option(None, ARGUMENTS["norm_at"], "Normalise a branch's input, or its result."),
+    "model.sub_norm": Option(
+        None, ARGUMENTS["sub_norm"], "Normalise within branches: the MLP's hidden values, or the heads' too."
+    ),
     "model.qk_norm": Option(None, ARGUMENTS["qk_norm"], "Normalise queries and keys."),
+    "model.qkv_bias": Option(None, ARGUMENTS["qkv_bias"], "Which of queries, keys and values have biases."),
+    "model.bias": Option(None, ARGUMENTS["bias"], "Biases of the encoder's other dense layers."),
     "model.pre_logits": Option(None, ARGUMENTS["pre_logits"], "The pre-training head's hidden tanh layer."),
     "model.dropout": Option(None, ARGUMENTS["dropout"], "Rate after dense layers and position embeddings."),
+    "model.attention_dropout": Option(
+        None, ARGUMENTS["attention_dropout"], "Rate of dropped attention weights."
+    ),
+    "model.uniform_depth": Option(
+        None, ARGUMENTS["uniform_depth"], "Stochastic depth has one rate in all layers."
+    ),
     "model.initialization": Option(
         None,
         ARGUMENTS["initialization"],
@@ -165,31 +206,48 @@ class ViT(TokenModel):
         (DINOv2's classifiers), `map` attends to the patches with a learned query (appendix D.3).
       cls_token: keep a class token with `gap` and `map` too, which do not read it; the layers do (timm,
         MAE's fine-tuning).
+      pool_all: `gap` and `map` read class token and registers too.
+      pool_heads: heads of `map`; None for as many as the layers have.
       fc_norm: normalise what was pooled, in place of each token before (timm, MAE's fine-tuning).
+      final_norm: normalise behind the layers, there or as `fc_norm` says.
+      stem_norm: normalise before the layers: `patches`, their embeddings (AIMv2; Fini et al., 2024), or
+        `tokens`, with their positions, whose patches then have no bias (CLIP; Radford et al., 2021).
       distillation: `token` adds DeiT's distillation token, `heads` a linear head on it too, whose
         logits are averaged with the class token's (Touvron et al., 2021).
       position: `1d` learns a vector for each token, `2d` one for each row and column, `relative` one
-        for each offset between tokens, `none` (appendix D.4); `sincos2d` and `sincos2d_mae` are fixed, with
-        the frequencies of big_vision's code and of MAE's.
+        for each offset between tokens, `none` (appendix D.4); `bias` a number for each offset, head and layer
+        (BEiT; Bao et al., 2022); `sincos2d` and `sincos2d_mae` are fixed, with the frequencies of
+        big_vision's code and of MAE's.
       position_at: where 1d and 2d are added: at the `stem`, before `every` layer (each with its own),
         or `shared` by all layers.
       position_resize: how 1d and 2d are interpolated for images of another size, of `RESIZES`; `linear` as
         the paper's code, the others as the libraries that checkpoints come from.
-      rope: turn queries and keys by their row and column (EVA-02; Fang et al., 2023).
-      rope_grid: the grid in which `rope` counts, that of pre-training; None for the model's own.
+      rope: how queries and keys turn with their row and column: `none`, one of `ROPES`, or `mixed`, by
+        learned frequencies of each head and layer (Heo et al., 2024).
+      rope_grid: the grid in which `eva02` and `pe` count, that of pre-training; None for the model's own.
+      rope_rescale: in training, coordinates are multiplied by a number drawn for each step from its inverse
+        to this, evenly on a logarithmic scale (DINOv3); 1 for none.
       registers: number of learned tokens without a meaning of their own (Darcet et al., 2024).
       attention: `full`, or `axial`: each layer becomes a row layer and a column layer (appendix D.6).
       mlp: `gelu`, or `swiglu`, with a gate as wide as `hidden`.
-      gelu: `tanh` (Flax's approximation, as the authors trained) or `erf` (exact).
+      gelu: `tanh` (Flax's approximation, as the authors trained), `erf` (exact) or `quick` (OpenAI's CLIP).
+      norm: `layer`, or `rms`, which takes no mean and has no bias (Zhang and Sennrich, 2019).
+      norm_at: `before` each branch, or `after`: its result is normalised, and its input is not.
+      sub_norm: normalise the hidden values of each `mlp`, or of `both` branches also what the heads attended
+        (sub-LN; Wang et al., 2022).
       qk_norm: normalise queries and keys.
+      qkv_bias: biases of `all` of queries, keys and values, of `qv` alone (BEiT), or of `none`.
+      bias: biases of the encoder's other dense layers.
       layer_scale: initial value of LayerScale; None for none.
       pre_logits: put the pre-training head's hidden tanh layer before the linear head (section 3.1).
       dropout: rate after every dense layer but q, k, v, and after the position embeddings.
+      attention_dropout: rate of attention weights that are dropped.
       stochastic_depth: rate of skipped branches in the last layer; it rises linearly from 0.
+      uniform_depth: it is that in all layers.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training); its kernel is zero.
       initialization: how kernels and biases start: `flax`, as the paper's, or `mae`, as masked autoencoders'
         in PyTorch.
-      norm_epsilon: of the layer norms.
+      norm_epsilon: of the norms.
       remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
         products with parameters; `full`, all but each layer's input (Chen et al., 2016).
       scan: compile one encoder layer and run it for all: compiles faster, needs more memory.
@@ -222,22 +280,34 @@ class ViT(TokenModel):
         resnet_epsilons: str = "google",
         pooling: str = "cls",
         cls_token: bool = False,
+        pool_all: bool = False,
+        pool_heads: int | None = None,
         fc_norm: bool = False,
+        final_norm: bool = True,
+        stem_norm: str = "none",
         distillation: str = "none",
         position: str = "1d",
         position_at: str = "stem",
         position_resize: str = "linear",
-        rope: bool = False,
+        rope: str = "none",
         rope_grid: tuple[int, int] | None = None,
+        rope_rescale: float = 1.0,
         registers: int = 0,
         attention: str = "full",
         mlp: str = "gelu",
         gelu: str = "tanh",
+        norm: str = "layer",
+        norm_at: str = "before",
+        sub_norm: str = "none",
         qk_norm: bool = False,
+        qkv_bias: str = "all",
+        bias: bool = True,
         layer_scale: float | None = None,
         pre_logits: bool = False,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         stochastic_depth: float = 0.0,
+        uniform_depth: bool = False,
         head_bias: float = 0.0,
         initialization: str = "flax",
         norm_epsilon: float = 1e-6,
@@ -259,11 +329,12 @@ class ViT(TokenModel):
         self.cls_token = cls_token or pooling in ("cls", "cls_gap")
         self.position, self.position_at, self.position_resize = position, position_at, position_resize
         self.registers, self.rope, self.attention = registers, rope, attention
+        self.rope_rescale, self.pool_all, self.uniform_depth = rope_rescale, pool_all, uniform_depth
         self.remat, self.scan = remat, scan
         self.embeds_pixels, self.attends_fully = resnet_blocks is None, attention == "full"
         stem = position in ("1d", "2d", *FIXED) and position_at == "stem"
-        self.pools_plainly = pooling in ("cls", "gap") and not pre_logits and not fc_norm
-        self.keeps_any = stem and not rope and attention == "full"
+        self.pools_plainly = pooling in ("cls", "gap") and not (pre_logits or fc_norm or pool_all)
+        self.keeps_any = stem and rope == "none" and attention == "full"
         self.grid = (height // stride, width // stride)
         self.rope_grid = tuple(rope_grid) if rope_grid else None
         present = {"cls": self.cls_token, "distillation_token": distillation != "none"}
@@ -272,7 +343,8 @@ class ViT(TokenModel):
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
         offsets = count_offsets(self.grid, self.prefix, registers) if position == "relative" else 0
-        stack = _stack(given, offsets)
+        biases = self.bias_layout.rows if position == "bias" else 0
+        stack = _stack(given, offsets, biases)
         # In this order, as parameters are drawn one after the other.
         self._make_stem(given, stack, rngs)
         self._make_layers(given, stack, rngs)
@@ -307,9 +379,12 @@ class ViT(TokenModel):
             padding="VALID",
             kernel_init=stack.scheme.patches,
             bias_init=stack.scheme.patches_bias(self.patch_size**2 * inputs),
+            use_bias=given.stem_norm != "tokens",
             dtype=stack.dtype,
             rngs=rngs,
         )
+        self.patch_norm = make_norm(self.dim, stack, rngs) if given.stem_norm == "patches" else None
+        self.stem_norm = make_norm(self.dim, stack, rngs) if given.stem_norm == "tokens" else None
         learned = self.position in ("1d", "2d")  # Then a token's position gives it its first values.
         small = initializers.normal(0.02)
 
@@ -341,10 +416,12 @@ class ViT(TokenModel):
 
         # Named by depth, so that a checkpoint's paths are strings that sort in order.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})
-        self.norm = None if given.fc_norm else layer_norm(self.dim, stack, rngs)
-        self.fc_norm = layer_norm(self.dim, stack, rngs) if given.fc_norm else None
+        plain = given.final_norm and not given.fc_norm
+        self.norm = make_norm(self.dim, stack, rngs) if plain else None
+        self.fc_norm = make_norm(self.dim, stack, rngs) if given.fc_norm else None
         if self.pooling == "map":
-            self.attention_pooling = AttentionPooling(stack, rngs=rngs)
+            heads = given.pool_heads or self.heads
+            self.attention_pooling = AttentionPooling(dataclasses.replace(stack, heads=heads), rngs=rngs)
 
         def hidden_layer():
             return nnx.Linear(
@@ -392,6 +469,8 @@ class ViT(TokenModel):
     def encoded(self, images: jax.Array, rngs: nnx.Rngs | None = None, whole: bool = False) -> jax.Array:
         """Turns images into the last layer's normalised tokens, `[batch, tokens, dim]`.
 
+        Without a final norm they are as the layer gives them.
+
         Args:
           whole: all of them, also those that the head does not read.
         """
@@ -420,10 +499,19 @@ class ViT(TokenModel):
         elif self.position_embedding is not None:
             for layer, positions in self.position_embedding.items():
                 other.position_embedding[layer] = positions.resized(other.grid)
+        layout = self.bias_layout
         for block in other.blocks.values():
             if isinstance(block, AxialBlock):
                 block.grid = other.grid
+            elif self.position == "bias":
+                table = block.attention.bias_table
+                block.attention.bias_table = nnx.Param(layout.resized(table[...], other.grid))
         return other
+
+    @property
+    def bias_layout(self) -> BiasLayout:
+        """The layout of tables of biases over the tokens, where `position` is bias."""
+        return BiasLayout(self.grid, self.prefix, self.registers)
 
     def patches(self, images: jax.Array) -> jax.Array:
         """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch, patches, dim]`.
@@ -434,7 +522,8 @@ class ViT(TokenModel):
         pixels = self.normalize(images)
         features = pixels if self.resnet is None else self.resnet(pixels)[-1]
         x = self.patch_embedding(features)
-        return x.reshape(x.shape[0], -1, self.dim)
+        x = x.reshape(x.shape[0], -1, self.dim)
+        return x if self.patch_norm is None else self.patch_norm(x)
 
     def assemble(
         self, patches: jax.Array, rngs: nnx.Rngs | None = None, keep: jax.Array | None = None
@@ -458,10 +547,13 @@ class ViT(TokenModel):
             x = jnp.concatenate([x[:, : self.prefix], kept], axis=1)
         if self.registers:
             x = jnp.concatenate([x, repeated(self.register_tokens)], axis=1)
-        return drop(x, self.dropout, rngs)
+        x = drop(x, self.dropout, rngs)
+        return x if self.stem_norm is None else self.stem_norm(x)
 
     def layer_rate(self, layer: int) -> float:
         """Stochastic depth of a layer."""
+        if self.uniform_depth:
+            return self.stochastic_depth
         return rising(self.stochastic_depth, layer, self.depth)
 
     def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None, read: int | None = None) -> jax.Array:
@@ -473,10 +565,12 @@ class ViT(TokenModel):
         positions = {}
         if self.position == "relative":
             positions["offsets"] = relative_offsets(self.grid, self.prefix, self.registers)
-        if self.rope:
-            positions["rotation"] = rotation_tables(
-                self.grid, self.rope_grid or self.grid, self.prefix, self.registers, self.dim // self.heads
-            )
+        if self.position == "bias":
+            positions["layout"] = self.bias_layout
+        if self.rope == "mixed":
+            positions["places"] = places_of(self.grid, self.prefix, self.registers)
+        elif self.rope != "none":
+            positions["rotation"] = self._rotation(rngs)
         key = None if rngs is None else rngs.dropout()
 
         def inputs(number, layer):
@@ -502,10 +596,19 @@ class ViT(TokenModel):
         x = run_layers(call, blocks[:last], x, own[:last], remat=self.remat, scan=self.scan)
         return run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=self.remat)
 
+    def _rotation(self, rngs: nnx.Rngs | None) -> Rotation:
+        """Cosines and sines of all tokens, `[tokens, 1, head_dim]`; in training, of rescaled coordinates."""
+        unit, head_dim = self.rope_grid or self.grid, self.dim // self.heads
+        angles = rotation_angles(self.rope, self.grid, unit, self.prefix_tokens, self.registers, head_dim)
+        if rngs is None or self.rope_rescale == 1:
+            return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        angles = angles * draw_scale(self.rope_rescale, rngs.dropout())
+        return jnp.cos(angles), jnp.sin(angles)
+
     def classify(self, x: jax.Array) -> jax.Array:
         """Turns tokens `[batch, tokens, dim]` into logits, or into what would enter the head.
 
-        They are normalised, unless the model has an `fc_norm`, which does it here.
+        They are normalised, unless the model has no final norm, or an `fc_norm`, which does it here.
         """
         pooled = self.pool(x)
         if self.head is None:
@@ -517,7 +620,7 @@ class ViT(TokenModel):
 
     def pool(self, x: jax.Array) -> jax.Array:
         """Turns tokens `[batch, tokens, dim]` into what enters the head, `[batch, dim]`, or twice as wide."""
-        patches = x[:, self.patch_tokens]
+        patches = x if self.pool_all else x[:, self.patch_tokens]
         if self.pooling == "cls":
             pooled = x[:, 0]
         elif self.pooling == "gap":
@@ -533,7 +636,7 @@ class ViT(TokenModel):
         return pooled
 
 
-def _stack(given: SimpleNamespace, offsets: int) -> Stack:
+def _stack(given: SimpleNamespace, offsets: int, biases: int) -> Stack:
     """The values that a ViT's layers share, by its arguments."""
     return Stack(
         given.dim,
@@ -542,9 +645,17 @@ def _stack(given: SimpleNamespace, offsets: int) -> Stack:
         mlp=given.mlp,
         gelu=given.gelu,
         dropout=given.dropout,
+        attention_dropout=given.attention_dropout,
         layer_scale=given.layer_scale,
         qk_norm=given.qk_norm,
+        qkv_bias=given.qkv_bias,
+        bias=given.bias,
+        norm=given.norm,
+        norm_at=given.norm_at,
+        sub_norm=given.sub_norm,
+        rope=given.rope,
         offsets=offsets,
+        biases=biases,
         epsilon=given.norm_epsilon,
         scheme=initializers.SCHEMES[given.initialization],
         dtype=jnp.dtype(given.dtype),
@@ -576,7 +687,8 @@ def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) 
     if given.distillation != "none" and given.pooling != "cls":
         raise UserError("model.distillation needs the class token beside its own: model.pooling='cls'")
     more_than_patches = given.pooling in ("cls", "cls_gap") or given.cls_token or given.registers
-    if given.attention == "axial" and (more_than_patches or given.rope or position in ("none", "relative")):
+    in_layers = given.rope != "none" or position in ("none", "relative", "bias")
+    if given.attention == "axial" and (more_than_patches or in_layers):
         raise UserError(
             "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or 'map', "
             "no class token, no registers, and model.position='1d', '2d' or 'sincos2d' without rope"
@@ -587,8 +699,20 @@ def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) 
         raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
     if given.distillation == "heads" and not given.num_classes:
         raise UserError("model.distillation='heads' needs classes; without them it is 'token'")
-    if given.rope and dim // heads % 4:
+    if given.rope != "none" and dim // heads % 4:
         raise UserError(f"model.rope needs heads of a width divisible by 4, not {dim // heads}")
+    if given.rope_grid and not (given.rope in ROPES and ROPES[given.rope].stretched):
+        raise UserError(f"model.rope_grid is for model.rope='eva02' and 'pe', not {given.rope!r}")
+    if given.rope_rescale != 1 and given.rope not in ROPES:
+        raise UserError(f"model.rope_rescale is for model.rope={', '.join(ROPES)}, not {given.rope!r}")
+    if given.fc_norm and not given.final_norm:
+        raise UserError("model.fc_norm says where the final norm is, and model.final_norm=False that none is")
+    if given.layer_scale is not None and given.norm_at == "after":
+        raise UserError("model.layer_scale is for model.norm_at='before'; norms behind branches scale them")
+    if given.pool_all and given.pooling not in ("gap", "map"):
+        raise UserError(f"model.pool_all is for model.pooling='gap' and 'map', not {given.pooling!r}")
+    if given.pool_heads and (given.pooling != "map" or dim % given.pool_heads):
+        raise UserError(f"model.pool_heads is for model.pooling='map', and must divide the width {dim}")
 
 
 def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
@@ -659,12 +783,15 @@ def _smallest(values: dict) -> dict:
     return small if not blocks else small | dict(resnet_blocks=(1,) * len(blocks))
 
 
+STEM = ("resnet", "patch_embedding", "patch_norm", "cls", "distillation_token", "position_embedding")
+STEM += ("register_tokens", "stem_norm")
+
+
 def _layer(path: str) -> float:
     first, *rest = path.split("/")
     if first in ("blocks", "position_embedding") and rest[0].isdigit():
         return int(rest[0])
-    stem = ("resnet", "patch_embedding", "cls", "distillation_token", "position_embedding", "register_tokens")
-    return -1 if first in stem else math.inf
+    return -1 if first in STEM else math.inf
 
 
 FAMILY = Family(
@@ -688,6 +815,8 @@ FAMILY = Family(
         (r"attention(_pooling)?/out/kernel", "heads head_dim -> dim"),
         (r"attention/qkv/kernel", "dim -> part heads head_dim"),
         (r"attention/qkv/bias", "part heads head_dim"),
+        (r"attention/bias_table", "offsets heads"),
+        (r"attention/frequencies", "axes heads pairs"),
         (r"attention_pooling/query/kernel", "dim -> heads head_dim"),
         (r"attention_pooling/query/bias", "heads head_dim"),
         (r"attention_pooling/key_value/kernel", "dim -> part heads head_dim"),

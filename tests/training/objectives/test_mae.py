@@ -208,7 +208,7 @@ def test_pictures_show_what_is_visible_and_what_is_predicted(normalized, statist
         (dict(mask_ratio=0.97), "mask_ratio = 0.97 leaves 0 of 16 patches visible"),
         (dict(mask_ratio=0.0), "mask_ratio = 0.0 leaves 16 of 16 patches visible"),
         (dict(decoder_heads=3), "decoder_dim = 16 must be divisible by 4 and by decoder_heads = 3"),
-        (dict(options=dict(rope=True)), "leaves patches out"),
+        (dict(options=dict(rope="eva02")), "leaves patches out"),
         (dict(options=dict(position="relative")), "leaves patches out"),
         (dict(options=dict(position_at="every")), "leaves patches out"),
         (dict(options=dict(position="none")), "leaves patches out"),

@@ -279,7 +279,9 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: timm has no such model.
     """
-    only_values = dict(norm_epsilon=1e-6, position_at="stem", rope=False, resnet_width=1, resnet_stem="large")
+    only_values = dict(
+        norm_epsilon=1e-6, position_at="stem", rope="none", resnet_width=1, resnet_stem="large"
+    )
     for option, only in only_values.items():
         if values[option] != only:
             raise UserError(f"timm's ViT has no {option}={values[option]!r}")

@@ -99,7 +99,7 @@ def _describe(values: dict) -> dict:
         distillation="none",
         position="1d",
         position_at="stem",
-        rope=False,
+        rope="none",
         attention="full",
         qk_norm=False,
         fc_norm=False,

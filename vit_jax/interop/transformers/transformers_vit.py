@@ -95,7 +95,7 @@ def _describe(values: dict) -> dict:
         resnet_blocks=None,
         position="1d",
         position_at="stem",
-        rope=False,
+        rope="none",
         attention="full",
         mlp="gelu",
         qk_norm=False,
