@@ -252,7 +252,7 @@ def test_table_that_is_not_square_asks_for_the_size_of_its_images(tmp_path):
         ("timm", dict(position="2d"), "no place for position_embedding"),
         ("timm", dict(rope="eva02"), "no rope=.eva02"),
         ("transformers", dict(pooling="gap"), "no pooling='gap'"),
-        ("transformers", dict(registers=2), "no place for register_tokens"),
+        ("transformers", dict(registers=2), "ViT has no registers=2"),
         ("transformers", dict(pre_logits=True), "no place for pre_logits.*--pre_logits=false"),
         ("transformers", dict(position="sincos2d"), "no position='sincos2d'"),
     ],

@@ -22,6 +22,7 @@ from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop import google, timm, transformers
 from vit_jax.interop.layout import Entry, entries
+from vit_jax.interop.library import TRAINING_ONLY
 from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_patches, resize_positions
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import (
@@ -43,19 +44,6 @@ PREPROCESSOR = "preprocessor_config.json"
 # In the order in which they are asked whether a file is theirs.
 LIBRARIES = {"google": google.LIBRARY, "transformers": transformers.LIBRARY, "timm": timm.LIBRARY}
 
-# Arguments that change nothing in what a trained model computes of images of its size.
-_TRAINING_ONLY = {
-    "position_resize",
-    "rope_rescale",
-    "dropout",
-    "attention_dropout",
-    "stochastic_depth",
-    "uniform_depth",
-    "head_bias",
-    "initialization",
-    "layer_scale",
-}
-_TRAINING_ONLY |= {"remat", "scan", "dtype"}
 # What names, shapes and values of an unexpected kind lead to.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -446,7 +434,7 @@ def save(
 
 def _compare(written: Checkpoint, library: str, model: type, values: dict, read) -> None:
     """Raises UserError unless what was written is the model, bit for bit."""
-    ignored = _TRAINING_ONLY | ({"image_size"} if family_of(model).any_size else set())
+    ignored = TRAINING_ONLY | ({"image_size"} if family_of(model).any_size else set())
     if values.get("mlp") == "swiglu" and values["pooling"] != "map":
         ignored |= {"gelu"}
     read_as = {

@@ -1,5 +1,6 @@
 """The content of a library's folder: how the library writes the models of each family that it has."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,20 @@ from vit_jax.models.image_model import ImageModel
 Tensors = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]  # Arguments of a model.
+
+# Arguments that change nothing in what a trained model computes of images of its size.
+TRAINING_ONLY = {
+    "position_resize",
+    "rope_rescale",
+    "dropout",
+    "attention_dropout",
+    "stochastic_depth",
+    "uniform_depth",
+    "head_bias",
+    "initialization",
+    "layer_scale",
+}
+TRAINING_ONLY |= {"remat", "scan", "dtype"}
 
 
 class Format(NamedTuple):
@@ -101,6 +116,23 @@ class Library(NamedTuple):
         except UserError:
             return False
         return True
+
+
+def refuse_unsaid(title: str, model: type[ImageModel], values: Values, *said: str, **only: Any) -> None:
+    """Raises UserError for an argument that a library cannot say, and that is not as it always is there.
+
+    Args:
+      title: the library's name of such models.
+      values: complete arguments.
+      said: names of those that the library says, beside the model's sizes and its pixels' statistics.
+      only: what others always are there, where it is not our own default.
+    """
+    for name, parameter in inspect.signature(model.__init__).parameters.items():
+        always = only.get(name, parameter.default)
+        free = name in (*said, *TRAINING_ONLY, "channels", "mean", "deviation", "norm_epsilon")
+        if name in only or not (free or always is inspect.Parameter.empty):
+            if values[name] != always:
+                raise UserError(f"{title} has no {name}={values[name]!r}")
 
 
 def load_formats(package: str, *modules: str) -> tuple[Format, ...]:

@@ -234,7 +234,7 @@ def spline(old: int, new: int) -> np.ndarray:
 
 
 def spline_places(old: int, new: int) -> np.ndarray:
-    """The places of an old axis's offsets among the new one's, `[old]`: 0 in the middle, a geometric series."""
+    """The places of an old axis's offsets among the new one's, `[old]`: a geometric series from 0."""
     low, high = 1.01, 1.5
     while high - low > 1e-6:
         ratio = (low + high) / 2

@@ -2,7 +2,7 @@
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Format
+from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     below,
@@ -95,24 +95,12 @@ def _describe(values: dict) -> dict:
       UserError: Transformers has no such DINOv2.
     """
     gated, dim, hidden = values["mlp"] == "swiglu", values["dim"], values["hidden"]
-    always = dict(
-        distillation="none",
-        position="1d",
-        position_at="stem",
-        rope="none",
-        attention="full",
-        qk_norm=False,
-        fc_norm=False,
-        pre_logits=False,
-        pooling="cls_gap" if values["num_classes"] else "cls",
-    )
-    for option, only in always.items():
-        if values[option] != only:
-            raise UserError(f"Transformers' DINOv2 has no {option}={values[option]!r}")
+    pooling = "cls_gap" if values["num_classes"] else "cls"
+    refuse_unsaid("Transformers' DINOv2", ViT, values, "registers", "mlp", "gelu", pooling=pooling)
     if hidden != _gated_width(dim) if gated else hidden % dim:
         raise UserError(f"Transformers' DINOv2 of width {dim} has no MLP of {hidden}")
     if not gated and values["gelu"] != "erf":
-        raise UserError("Transformers' DINOv2 has no gelu='tanh'")
+        raise UserError(f"Transformers' DINOv2 has no gelu={values['gelu']!r}")
     kind, (height, width) = _model_type(values), values["image_size"]
     described = dict(
         architectures=[_START[kind] + ("ForImageClassification" if values["num_classes"] else "Model")],

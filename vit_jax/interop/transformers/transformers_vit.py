@@ -2,7 +2,7 @@
 
 from vit_jax.errors import UserError
 from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Format
+from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     below,
@@ -91,21 +91,9 @@ def _describe(values: dict) -> dict:
     Raises:
       UserError: Transformers has no such model.
     """
-    always = dict(
-        resnet_blocks=None,
-        position="1d",
-        position_at="stem",
-        rope="none",
-        attention="full",
-        mlp="gelu",
-        qk_norm=False,
-        registers=0,
-        fc_norm=False,
-        pooling="cls",
-    )
-    for option, only in always.items():
-        if values[option] != only:
-            raise UserError(f"Transformers' ViT has no {option}={values[option]!r}")
+    refuse_unsaid("Transformers' ViT", ViT, values, "distillation", "gelu", "pre_logits")
+    if values["gelu"] not in _GELUS.values():
+        raise UserError(f"Transformers' ViT has no gelu={values['gelu']!r}")
     kind, architecture = {
         "none": ("vit", "ViTForImageClassification"),
         "token": ("deit", "DeiTForImageClassification"),
