@@ -129,10 +129,18 @@ def refuse_unsaid(title: str, model: type[ImageModel], values: Values, *said: st
     """
     for name, parameter in inspect.signature(model.__init__).parameters.items():
         always = only.get(name, parameter.default)
-        free = name in (*said, *TRAINING_ONLY, "channels", "mean", "deviation", "norm_epsilon")
-        if name in only or not (free or always is inspect.Parameter.empty):
-            if values[name] != always:
-                raise UserError(f"{title} has no {name}={values[name]!r}")
+        free = name in (
+            *said,
+            *TRAINING_ONLY,
+            "channels",
+            "mean",
+            "deviation",
+            "norm_epsilon",
+            "resnet_epsilons",
+        )
+        told = name not in only and (free or always is inspect.Parameter.empty)
+        if not told and values[name] != always:
+            raise UserError(f"{title} has no {name}={values[name]!r}")
 
 
 def load_formats(package: str, *modules: str) -> tuple[Format, ...]:
