@@ -33,6 +33,10 @@ MODELS = {
     "hybrid": ("R50+ViT-B/16", SMALL | dict(resnet_blocks=(1, 1), patch_size=4)),
     "bit": ("BiT-R50x1", RESNET | dict(resnet_blocks=(1, 2, 1), image_size=(32, 40))),
     "timm's bit": ("BiT-R50x1", RESNET | dict(resnet_blocks=(1,), resnet_epsilons="timm")),
+    "convnext": (
+        "ConvNeXtV2-Atto",
+        dict(blocks=(1, 1), widths=(8, 16), num_classes=5, image_size=(32, 40)),
+    ),
     "axial bit": ("AxialResNet50", RESNET | dict(resnet_blocks=(1, 1))),
 }
 HALVES = {name: (MODELS[name][0], MODELS[name][1] | dict(dtype="float16")) for name in ("plain", "bit")}

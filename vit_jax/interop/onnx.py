@@ -155,6 +155,9 @@ class _Graph:
         if name in CALLS:
             inner = params.get("jaxpr") or params.get("call_jaxpr")
             return self.run(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), inputs)
+        if name == "cond" and params["branches_platforms"]:
+            # Ways to compute the same on one kind of device each; the last is for any device.
+            return self.run(params["branches"][-1], inputs[1:])
         if name in NOTHING:
             return inputs
         if name in SAME:

@@ -19,6 +19,7 @@ from flax import nnx
 from vit_jax.arguments import check_arguments, or_none
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
+from vit_jax.models.depthwise import depthwise
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, height_and_width
@@ -120,15 +121,25 @@ class ResponseNorm(nnx.Module):
         return x + self.scale[...].astype(x.dtype) * (x * share) + self.bias[...].astype(x.dtype)
 
 
+class Depthwise(nnx.Conv):
+    """A convolution of each channel by itself that keeps the map's sides."""
+
+    bias: nnx.Param[jax.Array]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[batch, height, width, channels]` to the same shape."""
+        x, kernel, bias = self.promote_dtype((x, self.kernel[...], self.bias[...]), dtype=self.dtype)
+        return depthwise(x, kernel) + bias
+
+
 class ConvNeXtBlock(nnx.Module):
     """A convolution of each channel, a layer norm, an MLP over the channels, beside a shortcut."""
 
     def __init__(self, width: int, common: Common, rngs: nnx.Rngs):
-        self.depthwise = nnx.Conv(
+        self.depthwise = Depthwise(
             width,
             width,
             (KERNEL, KERNEL),
-            padding="SAME",
             feature_group_count=width,
             kernel_init=_small,
             dtype=common.dtype,

@@ -1,0 +1,107 @@
+"""The convolution of each channel by itself, for which XLA has no fast program on CPUs.
+
+There it is computed as sums of shifted products, element by element, of which XLA makes one loop over the
+channels. In a trace both ways stand, and a device takes its own when the trace is compiled for it: so FLOPs
+are counted of the convolution, and so a file that holds the model for any device has the convolution too.
+docs/performance.md has what each way gave.
+"""
+
+import jax
+import jax.numpy as jnp
+
+COLUMNS = 28  # Of an image at a time in the kernel's gradient, at most: they stay in a core's cache.
+# Products in its sums, at least. With fewer XLA cuts the parts out of memory anew for each product, number
+# by number.
+LEAST = 16
+
+
+@jax.custom_vjp
+def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Convolves each channel by itself; zeros are beyond the borders, and sums are float32 on CPUs.
+
+    Args:
+      x: `[batch, height, width, channels]`.
+      kernel: `[rows, columns, 1, channels]`, rows and columns odd.
+    """
+    return jax.lax.platform_dependent(x, kernel, cpu=_shifted, default=_convolve)
+
+
+def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=x.shape[-1],
+    )
+
+
+def _forward(x, kernel):
+    return depthwise(x, kernel), (x, kernel)
+
+
+def _backward(kept, gradient):
+    def on_cpu(x, kernel, gradient):
+        of_kernel = _of_kernel(x, gradient, kernel.shape[:2])
+        return _shifted(gradient, kernel[::-1, ::-1]), of_kernel.astype(kernel.dtype)
+
+    def elsewhere(x, kernel, gradient):
+        (of_x,) = jax.linear_transpose(lambda x: _convolve(x, kernel), x)(gradient)
+        (of_kernel,) = jax.linear_transpose(lambda kernel: _convolve(x, kernel), kernel)(gradient)
+        return of_x, of_kernel
+
+    return jax.lax.platform_dependent(*kept, gradient, cpu=on_cpu, default=elsewhere)
+
+
+depthwise.defvjp(_forward, _backward)
+
+
+@jax.jit
+def _shifted(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The convolution, as the sum of shifted images times an element of the kernel each."""
+    (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
+    padded = _pad(x, rows // 2, columns // 2)
+    kernel = kernel[:, :, 0].astype(jnp.float32)
+    places = [(i, j) for i in range(rows) for j in range(columns)]
+    total = sum((padded[:, i : i + height, j : j + width] * kernel[i, j] for i, j in places), jnp.zeros(()))
+    return total.astype(x.dtype)
+
+
+@jax.jit(static_argnums=2)
+def _of_kernel(x: jax.Array, gradient: jax.Array, sides: tuple[int, int]) -> jax.Array:
+    """The kernel's gradient, float32: for each of its elements the sum of shifted images times `gradient`.
+
+    Some images and columns at a time are summed element by element, and the rows of the image at the end: a
+    sum over the images, rows and columns at once would be computed channel by channel.
+    """
+    batch, height, width, channels = x.shape
+    rows, columns = sides
+    parts = -(-width // COLUMNS)
+    step = -(-width // parts)  # Columns.
+    images = -(-LEAST // step)
+    turns, more = -(-batch // images), parts * step - width
+    x = _pad(x, rows // 2, columns // 2, (turns * images - batch, more))
+    gradient = _pad(gradient, 0, 0, (turns * images - batch, more))
+
+    def add(turn, sums):
+        first = turn // parts * images, 0, turn % parts * step, 0
+        seen = jax.lax.dynamic_slice(x, first, (images, x.shape[1], step + columns - 1, channels))
+        times = jax.lax.dynamic_slice(gradient, first, (images, height, step, channels))
+        places = [(image, column) for image in range(images) for column in range(step)]
+        return [
+            total + sum(seen[b, i : i + height, j : j + columns] * times[b, :, j, None] for b, j in places)
+            for i, total in enumerate(sums)
+        ]
+
+    sums = jax.lax.fori_loop(0, parts * turns, add, [jnp.zeros((height, columns, channels))] * rows)
+    return jnp.stack([total.sum(0) for total in sums])[:, :, None]
+
+
+def _pad(x: jax.Array, rows: int, columns: int, more: tuple[int, int] = (0, 0)) -> jax.Array:
+    """The images in float32 within zeros.
+
+    Args:
+      more: zeros after the last image, and after the last column.
+    """
+    return jnp.pad(x.astype(jnp.float32), ((0, more[0]), (rows, rows), (columns, columns + more[1]), (0, 0)))
