@@ -37,6 +37,11 @@ CONVNEXT = FEW | dict(image_size=32, blocks=(1, 1, 2, 1), widths=(16, 24, 32, 40
 SWIN = [name for name in vit_jax.MODELS if name.startswith("Swin")]
 TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32", *SWIN]
 TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))] + SWIN
+DINOV3 = dict(num_classes=0, position="none", rope="dinov3", layer_scale=1.0, gelu="erf")
+LATER = [  # Types of Transformers' own.
+    DINOV3 | dict(registers=4, qkv_bias="qv", norm_epsilon=1e-5, image_size=(64, 32)),
+    DINOV3 | dict(mlp="swiglu", qkv_bias="none", bias=False, rope_rescale=2.0),
+]
 OPTIONS = {
     "google": [
         dict(pre_logits=True),
@@ -110,6 +115,7 @@ CASES = [
             dict(num_classes=0, mlp="swiglu", hidden=176),
         )
     ),
+    *(("transformers", "ViT-Ti/16", VIT | dict(image_size=64, num_classes=0) | options) for options in LATER),
     *(
         (library, "ViT-Ti/16", VIT | dict(image_size=64) | o)
         for library, all_ in OPTIONS.items()
@@ -143,6 +149,9 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("transformers", "ViT-Ti/16", DINO | dict(pooling="gap"), "DINOv2 has no pooling='gap'"),
         ("transformers", "ViT-Ti/16", DINO | dict(gelu="tanh"), "DINOv2 has no gelu='tanh'"),
         ("transformers", "ViT-Ti/16", DINO | dict(hidden=100), "DINOv2 of width 64 has no MLP of 100"),
+        ("transformers", "ViT-Ti/16", DINOV3 | dict(num_classes=3), "DINOv3 has no num_classes=3"),
+        ("transformers", "ViT-Ti/16", DINOV3 | dict(pooling="gap"), "DINOv3 has no pooling='gap'"),
+        ("transformers", "ViT-Ti/16", DINOV3 | dict(layer_scale=None), "DINOv3 has no layer_scale=None"),
         ("transformers", "ConvNeXt-T", dict(stem="tiered"), "ConvNeXt has no stem='tiered'"),
         ("timm", "ConvNeXt-T", dict(head_epsilon=1e-12), "ConvNeXt has no head_epsilon=1e-12"),
         ("transformers", "BiT-R26x1/2", {}, "norms of 32 groups, and none of resnet_width=0.5"),

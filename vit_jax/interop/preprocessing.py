@@ -37,6 +37,12 @@ _PROCESSORS = {
         image_mean=_CLIP[0],
         image_std=_CLIP[1],
     ),
+    "DINOv3ViT": dict(
+        size={"height": 224, "width": 224},
+        resample=2,
+        image_mean=IMAGENET["mean"],
+        image_std=IMAGENET["deviation"],
+    ),
     "ConvNext": dict(
         size={"shortest_edge": 384},
         resample=3,

@@ -74,6 +74,7 @@ LIBRARY = Library(
         "transformers_bit",
         "transformers_convnext",
         "transformers_dinov2",
+        "transformers_dinov3",
         "transformers_swin",
         "transformers_vit",
     ),
@@ -84,7 +85,7 @@ LIBRARY = Library(
     prepare=_prepare,
     unknown=lambda config, tensors: (
         f"a Transformers model of type {config.get('model_type')!r} is not read; there are: bit, convnext, "
-        "convnextv2, deit, dinov2, dinov2_with_registers, swin, swinv2, vit"
+        "convnextv2, deit, dinov2, dinov2_with_registers, dinov3_vit, swin, swinv2, vit"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

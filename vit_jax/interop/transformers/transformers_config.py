@@ -1,9 +1,12 @@
-"""Parts of Transformers' `config.json` that do not depend on a model's family."""
+"""Parts of Transformers' `config.json` and names that several types of models share."""
 
 from collections.abc import Sequence
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import Rule
+from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, Rule
+
+_GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
+_BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}  # Of queries, keys and values.
 
 
 def count_classes(tensors: dict, config: dict, start: str) -> int:
@@ -52,9 +55,87 @@ def require_always(config: dict, always: dict) -> None:
             )
 
 
-def has_scaled_layers(values: dict) -> bool:
-    """True for a ViT with LayerScale, which is written as a DINOv2, and not for a hybrid."""
-    return values["layer_scale"] is not None and values["resnet_blocks"] is None
+def require_class(config: dict, *known: str) -> None:
+    """Raises UserError where a config names another class than one of these."""
+    for name in config.get("architectures") or ():
+        if name not in known:
+            raise UserError(f"a Transformers model of class {name} is not read, but {', '.join(known)}")
+
+
+def read_gelu(config: dict) -> str:
+    """The kind of GELU that a config names.
+
+    Raises:
+      UserError: it names another activation.
+    """
+    if config["hidden_act"] not in _GELUS:
+        raise UserError(
+            f"the activation {config['hidden_act']!r} is not read; there are: {', '.join(_GELUS)}"
+        )
+    return _GELUS[config["hidden_act"]]
+
+
+def read_sizes(config: dict) -> dict:
+    """A ViT's arguments that most configs say by the same names."""
+    size = config["image_size"]
+    return dict(
+        image_size=(size, size) if isinstance(size, int) else tuple(size),
+        patch_size=config["patch_size"],
+        channels=config.get("num_channels", 3),
+        dim=config["hidden_size"],
+        depth=config["num_hidden_layers"],
+        hidden=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        norm_epsilon=config["layer_norm_eps"],
+    )
+
+
+def write_sizes(values: dict) -> dict:
+    """The entries of a config that `read_sizes` and `read_gelu` read, but for the channels."""
+    height, width = values["image_size"]
+    return dict(
+        image_size=height if height == width else [height, width],
+        patch_size=values["patch_size"],
+        hidden_size=values["dim"],
+        num_hidden_layers=values["depth"],
+        intermediate_size=values["hidden"],
+        num_attention_heads=values["heads"],
+        layer_norm_eps=values["norm_epsilon"],
+        hidden_act=dict(erf="gelu", tanh="gelu_pytorch_tanh", quick="quick_gelu")[values["gelu"]],
+    )
+
+
+def require_square(title: str, values: dict) -> None:
+    """Raises UserError for images that are not square, where Transformers' positions are for squares."""
+    height, width = values["image_size"]
+    if height != width:
+        raise UserError(f"{title} has positions for square images, not for {height}x{width} pixels")
+
+
+def vit_type(values: dict) -> str:
+    """The type of Transformers' models that a ViT with these arguments is written as."""
+    if values["resnet_blocks"] is not None:
+        return "vit"  # Which has none, and says so.
+    if values["rope"] == "dinov3":
+        return "dinov3_vit"
+    if values["position"] == "bias" or values["qkv_bias"] == "qv":
+        return "beit"
+    if values["stem_norm"] == "tokens":
+        return "clip"
+    if values["pooling"] == "map":
+        return "siglip"
+    if values["position"] == "sincos2d_mae":
+        return "vit_mae"
+    return "vit" if values["layer_scale"] is None else "dinov2"
+
+
+def projections(theirs: Sequence[str], qkv_bias: str = "all") -> tuple[Rule, Rule]:
+    """The rules of queries, keys and values, which Transformers keeps apart, by the starts of their names."""
+    biases = tuple(f"{theirs[part]}.bias" for part in _BIASED[qkv_bias])
+    return (
+        Rule(BLOCK + "attention/qkv/kernel", tuple(f"{part}.weight" for part in theirs), LINEAR, axis=1),
+        Rule(BLOCK + "attention/qkv/bias", biases, FLAT, axis=0),
+    )
 
 
 def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:

@@ -1,15 +1,16 @@
 """DINOv2, with registers or without, in Hugging Face Transformers."""
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import BLOCK, CONV, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
 from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
     count_classes,
-    has_scaled_layers,
+    projections,
     require_always,
+    vit_type,
 )
 from vit_jax.models.vit import ViT
 
@@ -22,8 +23,7 @@ _RULES = (
     Rule("register_tokens", "embeddings.register_tokens"),
     Rule("position_embedding/table", "embeddings.position_embeddings"),
     *torch_norm(BLOCK + "norm1", _LAYER + "norm1"),
-    Rule(BLOCK + "attention/qkv/kernel", tuple(f"{part}.weight" for part in _QKV), LINEAR, axis=1),
-    Rule(BLOCK + "attention/qkv/bias", tuple(f"{part}.bias" for part in _QKV), FLAT, axis=0),
+    *projections(_QKV),
     *torch_dense(BLOCK + "attention/out", _LAYER + "attention.output.dense", LINEAR_OUT),
     Rule(BLOCK + "scale1", _LAYER + "layer_scale1.lambda1"),
     *torch_norm(BLOCK + "norm2", _LAYER + "norm2"),
@@ -128,5 +128,5 @@ FORMAT = Format(
     arguments=_arguments,
     rules=_rules,
     describe=_describe,
-    holds=has_scaled_layers,
+    holds=lambda values: vit_type(values) == "dinov2",
 )

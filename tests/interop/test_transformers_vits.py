@@ -1,0 +1,109 @@
+"""Transformers' later ViTs: their outputs here, and ours there."""
+
+import numpy as np
+import pytest
+from helpers import logits_of, random_images
+from test_parity import randomise
+
+import vit_jax
+from vit_jax.errors import UserError
+from vit_jax.interop.transformers import transformers_dinov3
+
+TOLERANCE = 2e-6  # Of the largest value, as both are summed in float64 there.
+SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
+SIZES |= dict(image_size=32, patch_size=8)
+
+# Model, its config, and what is chosen in it.
+CASES = {
+    "DINOv3": ("DINOv3ViTModel", "DINOv3ViTConfig", dict(num_register_tokens=4)),
+    "DINOv3, gated": (
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        dict(num_register_tokens=2, use_gated_mlp=True, hidden_act="silu", key_bias=True),
+    ),
+    "DINOv3 without biases": (
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        dict(query_bias=False, value_bias=False, proj_bias=False, mlp_bias=False, pos_embed_rescale=None),
+    ),
+}
+
+
+@pytest.fixture
+def drawn(torch, transformers, tmp_path):
+    """Makes a model of Transformers with random parameters, and a folder with it."""
+
+    def make(kind, config, options):
+        theirs = getattr(transformers, kind)(getattr(transformers, config)(**SIZES | options))
+        randomise(torch, theirs)
+        theirs.save_pretrained(tmp_path / kind)
+        return theirs, tmp_path / kind
+
+    return make
+
+
+def output(torch, theirs, images, **options) -> np.ndarray:
+    """What a model of Transformers gives for normalised images, in float64."""
+    with torch.no_grad():
+        seen = torch.from_numpy(np.float64(images).transpose(0, 3, 1, 2).copy())
+        out = theirs.double().eval()(seen, **options)
+    return next(
+        getattr(out, name) for name in ("logits", "image_embeds", "pooler_output") if name in out
+    ).numpy()
+
+
+def assert_alike(ours, images, wanted):
+    np.testing.assert_allclose(logits_of(ours, images), wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_gives_the_same_here(case, torch, drawn):
+    theirs, folder = drawn(*CASES[case])
+    ours = vit_jax.load_model(folder, say=str)
+    images = random_images(ours)
+    assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, drawn, tmp_path):
+    theirs, folder = drawn(*CASES[case])
+    written = vit_jax.save_model(folder, tmp_path / "ours")
+    kind = getattr(transformers, CASES[case][0])
+    again, info = kind.from_pretrained(written, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3))
+    np.testing.assert_array_equal(output(torch, again, images), output(torch, theirs, images))
+
+
+RESIZED = {"DINOv3": {}}
+
+
+@pytest.mark.parametrize("size", [24, (48, 32)], ids=str)
+@pytest.mark.parametrize("case", RESIZED)
+def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
+    theirs, folder = drawn(*CASES[case])
+    ours = vit_jax.load_model(folder, say=str, image_size=size)
+    images = random_images(ours)
+    assert_alike(ours, images, output(torch, theirs, ours.normalize(images), **RESIZED[case]))
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "message"),
+    [
+        ("DINOv3", dict(rope_theta=10.0), "rope_theta=10.0 is not read"),
+        ("DINOv3", dict(use_gated_mlp=True), "hidden_act='gelu' is not read, but 'silu'"),
+        ("DINOv3", dict(mlp_bias=False), "mlp_bias=False is not read"),
+        ("DINOv3", dict(value_bias=False), r"query, key, value \(True, False, False\) is not read"),
+    ],
+)
+def test_what_would_compute_otherwise_is_refused(case, options, message, drawn):
+    kind, config, chosen = CASES[case]
+    _, folder = drawn(kind, config, chosen | options)
+    with pytest.raises(UserError, match=message):
+        vit_jax.load_model(folder, say=str)
+
+
+@pytest.mark.parametrize(("config", "ours"), [("DINOv3ViTConfig", transformers_dinov3)])
+def test_the_defaults_are_those_of_transformers(config, ours, transformers):
+    theirs = getattr(transformers, config)().to_dict()
+    assert {name: theirs[name] for name in ours.DEFAULTS} == ours.DEFAULTS
