@@ -6,6 +6,7 @@ import textwrap
 import jax
 import pytest
 
+import vit_jax
 from tests.conftest import name_missing_operators
 from vit_jax.benchmarks import bench_inference, bench_tpu, bench_train, other_projects
 from vit_jax.benchmarks.bench_train import program_memory
@@ -149,6 +150,21 @@ def test_onnxruntime_runs_timms_model_beside_ours(capsys):
     bench_inference.measure(**values, against=["onnxruntime", "timm"])
     others = [name for name in rows(capsys.readouterr().out) if name.endswith("vit_tiny_patch16_224")]
     assert [name.split()[0] for name in others] == ["onnxruntime", "timm"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ViT-Ti/16", "ConvNeXt-Atto", "ConvNeXt-XXL", "ConvNeXtV2-T"),
+        *("Swin-T", "Swin-B/w12", "SwinV2-S/w8", "SwinV2-B/w12to24"),
+    ],
+)
+def test_timms_model_of_our_name_has_as_many_parameters(name, timm, torch):
+    with torch.device("meta"):
+        theirs = timm.create_model(bench_train.timm_name(name))
+    size = theirs.default_cfg["input_size"][-1]
+    ours = vit_jax.model_card(name, num_classes=1000, image_size=size).parameters
+    assert sum(x.numel() for x in theirs.parameters()) == ours
 
 
 def test_an_image_size_that_patches_do_not_divide_is_refused_before_anything_is_measured(capsys):

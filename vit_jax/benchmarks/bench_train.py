@@ -21,7 +21,8 @@ from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import make_program
 
 PEERS = (*other_projects.PEERS, "timm")
-TIMM_SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
+TIMM_SIZES = {"Ti": "tiny", "T": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
+TIMM_SIZES |= {"XL": "xlarge", "XXL": "xxlarge"}
 
 
 class Runner(NamedTuple):
@@ -213,12 +214,28 @@ def timm_model(model: str, image_size: int) -> tuple:
     except RuntimeError as error:  # Versions of torch and torchvision that do not belong together.
         raise UserError(f"timm does not import: {error}") from error
 
-    size, _, patch = model.removeprefix("ViT-").partition("/")
-    name = f"vit_{TIMM_SIZES.get(size)}_patch{patch}_224"
+    name = timm_name(model)
     if not timm.is_model(name):
         raise UserError(f"timm has no {model}")
-    module = timm.create_model(name, num_classes=other_projects.CLASSES, img_size=image_size)
+    sized = {} if name.startswith("convnext") else dict(img_size=image_size)
+    module = timm.create_model(name, num_classes=other_projects.CLASSES, **sized)
     return torch, f"timm {timm.__version__}, {name}", module
+
+
+def timm_name(model: str) -> str:
+    """What timm calls the ViT, ConvNeXt or Swin of our name, if it has it."""
+    kind, _, rest = model.partition("-")
+    short, _, detail = rest.partition("/")
+    size = TIMM_SIZES.get(short, short.lower())
+    if kind in ("ConvNeXt", "ConvNeXtV2"):
+        return f"{kind.lower()}_{size}"
+    if kind == "Swin":  # The larger windows are for larger images.
+        return f"swin_{size}_patch4_window{'12_384' if detail == 'w12' else '7_224'}"
+    if kind == "SwinV2":
+        windows = detail.removeprefix("w")
+        pixels = {"12": "192", "12to16": "192to256", "12to24": "192to384"}.get(windows, "256")
+        return f"swinv2_{size}_window{windows}_{pixels}"
+    return f"vit_{size}_patch{detail}_224"
 
 
 def random_batch(batch: int, image_size: int, mesh) -> tuple[jax.Array, jax.Array]:
