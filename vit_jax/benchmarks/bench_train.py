@@ -223,7 +223,7 @@ def timm_model(model: str, image_size: int) -> tuple:
 
 
 def timm_name(model: str) -> str:
-    """What timm calls the ViT, ConvNeXt or Swin of our name, if it has it."""
+    """timm's name of our ViT, ConvNeXt or Swin, which timm may not have."""
     kind, _, rest = model.partition("-")
     short, _, detail = rest.partition("/")
     size = TIMM_SIZES.get(short, short.lower())
