@@ -7,7 +7,7 @@ from test_parity import randomise
 
 import vit_jax
 from vit_jax.errors import UserError
-from vit_jax.interop.transformers import transformers_dinov3
+from vit_jax.interop.transformers import transformers_beit, transformers_dinov3
 
 TOLERANCE = 2e-6  # Of the largest value, as both are summed in float64 there.
 SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
@@ -26,6 +26,13 @@ CASES = {
         "DINOv3ViTConfig",
         dict(query_bias=False, value_bias=False, proj_bias=False, mlp_bias=False, pos_embed_rescale=None),
     ),
+    "BEiT": ("BeitForImageClassification", "BeitConfig", dict(use_relative_position_bias=True, num_labels=7)),
+    "BEiT, class token": (
+        "BeitModel",
+        "BeitConfig",
+        dict(use_relative_position_bias=True, use_mean_pooling=False, layer_scale_init_value=0.0),
+    ),
+    "BEiT, absolute": ("BeitModel", "BeitConfig", dict(use_absolute_position_embeddings=True)),
 }
 
 
@@ -75,7 +82,7 @@ def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, d
     np.testing.assert_array_equal(output(torch, again, images), output(torch, theirs, images))
 
 
-RESIZED = {"DINOv3": {}}
+RESIZED = {"DINOv3": {}, "BEiT, absolute": {}}
 
 
 @pytest.mark.parametrize("size", [24, (48, 32)], ids=str)
@@ -93,6 +100,13 @@ def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
         ("DINOv3", dict(rope_theta=10.0), "rope_theta=10.0 is not read"),
         ("DINOv3", dict(use_gated_mlp=True), "hidden_act='gelu' is not read, but 'silu'"),
         ("DINOv3", dict(mlp_bias=False), "mlp_bias=False is not read"),
+        (
+            "BEiT",
+            dict(use_shared_relative_position_bias=True),
+            "use_shared_relative_position_bias=True is not",
+        ),
+        ("BEiT", dict(use_absolute_position_embeddings=True), "both absolute positions and biases by offset"),
+        ("BEiT", dict(image_size=(32, 48)), "BEiT has positions for square images, not for 32x48 pixels"),
         ("DINOv3", dict(value_bias=False), r"query, key, value \(True, False, False\) is not read"),
     ],
 )
@@ -103,7 +117,9 @@ def test_what_would_compute_otherwise_is_refused(case, options, message, drawn):
         vit_jax.load_model(folder, say=str)
 
 
-@pytest.mark.parametrize(("config", "ours"), [("DINOv3ViTConfig", transformers_dinov3)])
+@pytest.mark.parametrize(
+    ("config", "ours"), [("BeitConfig", transformers_beit), ("DINOv3ViTConfig", transformers_dinov3)]
+)
 def test_the_defaults_are_those_of_transformers(config, ours, transformers):
     theirs = getattr(transformers, config)().to_dict()
     assert {name: theirs[name] for name in ours.DEFAULTS} == ours.DEFAULTS

@@ -27,7 +27,9 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
     if not any("classifier" in name for name in kept):
         kept = {
             re.sub(
-                r"^(vit|deit|bit|convnext|convnextv2|dinov2|dinov2_with_registers|swin|swinv2)\.", "", name
+                r"^(vit|deit|beit|bit|convnext|convnextv2|dinov2|dinov2_with_registers|swin|swinv2)\.",
+                "",
+                name,
             ): tensor
             for name, tensor in kept.items()
         }
@@ -71,6 +73,7 @@ LIBRARY = Library(
     title="Transformers",
     formats=load_formats(
         __name__,
+        "transformers_beit",
         "transformers_bit",
         "transformers_convnext",
         "transformers_dinov2",
@@ -84,8 +87,8 @@ LIBRARY = Library(
     ),
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: bit, convnext, "
-        "convnextv2, deit, dinov2, dinov2_with_registers, dinov3_vit, swin, swinv2, vit"
+        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: beit, bit, "
+        "convnext, convnextv2, deit, dinov2, dinov2_with_registers, dinov3_vit, swin, swinv2, vit"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

@@ -111,11 +111,11 @@ def _describe(values: dict) -> dict:
         architectures=["DINOv3ViTModel"],
         model_type="dinov3_vit",
         rope_theta=DEFAULTS["rope_theta"],
-        pos_embed_rescale=values["rope_rescale"] if values["rope_rescale"] != 1 else None,
+        pos_embed_rescale=float(values["rope_rescale"]) if values["rope_rescale"] != 1 else None,
         num_register_tokens=values["registers"],
         proj_bias=values["bias"],
         mlp_bias=values["bias"],
-        layerscale_value=values["layer_scale"],
+        layerscale_value=float(values["layer_scale"]),
         use_gated_mlp=gated,
     )
     activation = dict(hidden_act="silu") if gated else {}

@@ -1,0 +1,137 @@
+"""BEiT in Hugging Face Transformers.
+
+For images of another size its tables of biases are resized as the authors of BEiT do it, by cubic splines;
+Transformers interpolates linearly.
+"""
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import BLOCK, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Format, Tensors, refuse_unsaid
+from vit_jax.interop.transformers.transformers_config import (
+    below,
+    common_config,
+    count_classes,
+    projections,
+    read_gelu,
+    read_sizes,
+    require_always,
+    require_square,
+    vit_type,
+    write_sizes,
+)
+from vit_jax.interop.transformers.transformers_vit import QKV, RULES
+from vit_jax.models.vit import ViT
+
+# What a config does not say.
+DEFAULTS = dict(
+    image_size=224,
+    patch_size=16,
+    hidden_size=768,
+    num_hidden_layers=12,
+    intermediate_size=3072,
+    num_attention_heads=12,
+    hidden_act="gelu",
+    layer_norm_eps=1e-12,
+    use_absolute_position_embeddings=False,
+    use_relative_position_bias=False,
+    use_shared_relative_position_bias=False,
+    layer_scale_init_value=0.1,
+    use_mean_pooling=True,
+)
+_TITLE = "Transformers' BEiT"
+_THEIRS = "encoder.layer.{0}."
+_TABLE = "attention.attention.relative_position_bias.relative_position_bias_table"
+_RULES = (
+    *projections(QKV, "qv"),  # The first that fits a path counts.
+    *(rule for rule in RULES if not rule.path.startswith("pre_logits")),
+    Rule(BLOCK + "attention/bias_table", _THEIRS + _TABLE),
+    Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
+    *torch_norm("fc_norm", "pooler.layernorm"),
+)
+# Absolute positions and biases by offset, by our name of either.
+_POSITIONS = {"none": (False, False), "1d": (True, False), "bias": (False, True)}
+
+
+def _rules(values: dict) -> tuple[Rule, ...]:
+    """The rules of a model; names lie below `beit.` where there is a classifier."""
+    if not values["num_classes"]:
+        return _RULES
+    return (*below("beit", _RULES), *torch_dense("head", "classifier"))
+
+
+def _rename(tensors: Tensors, config: dict) -> Tensors:
+    """The same tensors without those that follow from the sizes, which some versions keep."""
+    return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
+
+
+def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors and a `config.json` belong to."""
+    require_always(config, dict(use_shared_relative_position_bias=False))
+    classes = count_classes(tensors, config, "Beit")
+    config = DEFAULTS | config
+    positions = config["use_absolute_position_embeddings"], config["use_relative_position_bias"]
+    if positions not in _POSITIONS.values():
+        raise UserError(f"{_TITLE} with both absolute positions and biases by offset is not read")
+    mean, scale = config["use_mean_pooling"], config["layer_scale_init_value"]
+    values = read_sizes(config) | dict(
+        num_classes=classes,
+        pooling="gap" if mean else "cls",
+        cls_token=mean,
+        fc_norm=mean,
+        position=next(kind for kind, parts in _POSITIONS.items() if parts == positions),
+        position_resize="bicubic",
+        qkv_bias="qv",
+        gelu=read_gelu(config),
+        layer_scale=scale if scale > 0 else None,
+    )
+    _check_positions(values)
+    return values, ""
+
+
+def _check_positions(values: dict) -> None:
+    """Raises UserError for positions that Transformers' BEiT has not, or whose table it reads otherwise.
+
+    Of images that are not square it takes a table's rows for its columns.
+    """
+    if values["position"] not in _POSITIONS:
+        raise UserError(f"{_TITLE} has no position={values['position']!r}")
+    if values["position"] != "none":
+        require_square(_TITLE, values)
+
+
+def _describe(values: dict) -> dict:
+    """A model's `config.json` in Transformers.
+
+    Raises:
+      UserError: Transformers has no such BEiT.
+    """
+    mean = values["pooling"] == "gap"
+    pooling = dict(pooling="gap", cls_token=True, fc_norm=True) if mean else {}
+    refuse_unsaid(_TITLE, ViT, values, "position", "gelu", qkv_bias="qv", **pooling)
+    _check_positions(values)
+    absolute, relative = _POSITIONS[values["position"]]
+    described = dict(
+        architectures=["BeitForImageClassification" if values["num_classes"] else "BeitModel"],
+        model_type="beit",
+        use_absolute_position_embeddings=absolute,
+        use_relative_position_bias=relative,
+        use_shared_relative_position_bias=False,
+        use_mask_token=False,
+        use_mean_pooling=mean,
+        layer_scale_init_value=float(values["layer_scale"] or 0),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        drop_path_rate=0.0,
+    )
+    return described | write_sizes(values) | common_config(values)
+
+
+FORMAT = Format(
+    model=ViT,
+    claims=lambda config, tensors: config.get("model_type") == "beit",
+    arguments=_arguments,
+    rules=_rules,
+    describe=_describe,
+    rename=_rename,
+    holds=lambda values: vit_type(values) == "beit",
+)
