@@ -16,8 +16,10 @@ from vit_jax.interop.tensor_files import Tensor
 _MODULES = tuple(
     import_module(f"{__name__}.{module}")
     for module in (
+        "timm_beit",
         "timm_bit",
         "timm_convnext",
+        "timm_eva",
         "timm_swin",
         "timm_vit",
     )

@@ -8,10 +8,10 @@ from vit_jax.interop.layout import CONV, UNIT, Rule, count_units, torch_norm
 
 # Arguments that change the model in ways which its tensors do not show, and what they may be.
 ONLY = {
-    "act_layer": (None, "gelu", "gelu_tanh"),
+    "act_layer": (None, "gelu", "gelu_tanh", "quick_gelu", "silu"),
     "global_pool": (None, "token", "avg", "map"),
     "fc_norm": (None, False, True),
-    "final_norm": (True,),
+    "final_norm": (True, False),
     "norm_layer": (None,),
     "embed_norm_layer": (None,),
     "pos_embed": ("learn", "none", ""),
@@ -19,6 +19,7 @@ ONLY = {
 SHOWN = (
     *("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "in_chans", "num_classes"),
     *("class_token", "init_values", "qkv_bias", "qk_norm", "reg_tokens", "no_embed_class", "proj_bias"),
+    *("pre_norm", "scale_attn_norm", "scale_mlp_norm", "pool_include_prefix"),
     *("weight_init", "fix_init", "dynamic_img_size", "strict_img_size", "layers", "width_factor"),
 )
 
@@ -69,6 +70,11 @@ def refuse_contradictions(config: dict, shown: dict[str, Any]) -> None:
                 f"config.json contradicts the tensors: {config['architecture']!r} has {name} {stated!r}, "
                 f"they have {value!r}"
             )
+
+
+def mlp_ratio(hidden: int, dim: int) -> float:
+    """The ratio that times the width, rounded down, is an MLP's width."""
+    return hidden / dim if int(dim * (hidden / dim)) == hidden else (hidden + 0.5) / dim
 
 
 def pretrained_config(values: dict, fixed_input_size: bool) -> dict:

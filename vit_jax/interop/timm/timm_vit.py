@@ -6,12 +6,13 @@ import re
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
-from vit_jax.interop.library import Format
+from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.positions import image_size_of
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm.timm_config import (
     given_arguments,
+    mlp_ratio,
     pretrained_config,
     refuse_contradictions,
     resnet_blocks,
@@ -32,9 +33,13 @@ _VIT_RULES = (
     *torch_dense(BLOCK + "attention/qkv", _THEIRS + "attn.qkv"),
     *torch_norm(BLOCK + "attention/query_norm", _THEIRS + "attn.q_norm"),
     *torch_norm(BLOCK + "attention/key_norm", _THEIRS + "attn.k_norm"),
+    *torch_norm(BLOCK + "attention/norm", _THEIRS + "attn.norm"),
+    *torch_norm(BLOCK + "mlp/norm", _THEIRS + "mlp.norm"),
     *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
     Rule(BLOCK + r"scale(\d)", _THEIRS + "ls{1}.gamma"),
     *torch_dense(BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
+    *torch_norm("patch_norm", "patch_embed.norm"),
+    *torch_norm("stem_norm", "norm_pre"),
     *torch_norm("norm", "norm"),
     *torch_norm("fc_norm", "fc_norm"),
     Rule("attention_pooling/probe", "attn_pool.latent"),
@@ -46,8 +51,14 @@ _VIT_RULES = (
     *torch_dense("head", "head"),
     *torch_dense("distillation_head", "head_dist"),
 )
+_MLP = _THEIRS + "mlp."
+_APART = (
+    Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
+    Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
+)
 _ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + _VIT_RULES
 _HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + _VIT_RULES
+POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # By timm's names.
 # timm's names of architectures; the sizes are given as arguments beside them.
 _HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
@@ -58,11 +69,12 @@ _HYBRIDS = {
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
-    """The rules of a model: a bare root is at another place than a ResNet."""
-    return _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
+    """The rules of a model: a bare root is at another place than a ResNet, and AIMv2's gates are apart."""
+    rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
+    return _APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
 
 
-def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
+def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
     """The same tensors, the position table with rows for class and distillation token and no others.
 
     What positions a table has for registers is added to these, which comes to the same.
@@ -110,7 +122,7 @@ def _padded(table: Tensor, prefix: int) -> np.ndarray:
     return np.pad(table.read(), ((0, 0), (prefix, 0), (0, 0)))
 
 
-def _with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
+def with_registers(tensors: dict[str, np.ndarray], values: dict) -> dict[str, np.ndarray]:
     """Tensors to write: zeros in the position table for the registers, as timm has rows for them."""
     if not values.get("registers") or "pos_embed" not in tensors:
         return tensors
@@ -166,9 +178,19 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             fc_norm="fc_norm.weight" in shapes,
             distillation=distillation,
             registers=registers,
-            mlp="swiglu" if shapes["blocks.0.mlp.fc1.weight"][0] == 2 * hidden else "gelu",
-            gelu="tanh" if given.get("act_layer") == "gelu_tanh" else "erf",  # Unused in a gated layer.
+            mlp="swiglu" if _is_gated(shapes, hidden) else "gelu",
+            gelu=_GELUS[given.get("act_layer") or said.get("act_layer", "gelu")],  # Unused in a gated layer.
+            pool_all=pooling in ("gap", "map")
+            and bool(given.get("pool_include_prefix", said.get("pool_include_prefix"))),
+            stem_norm=_stem_norm(shapes),
+            final_norm="norm.weight" in shapes or "fc_norm.weight" in shapes,
+            norm="layer" if "blocks.0.norm1.bias" in shapes else "rms",
+            norm_at=said.get("norm_at", "before"),
+            norm_epsilon=said.get("eps", 1e-6),
+            sub_norm=_sub_norm(shapes),
             qk_norm="blocks.0.attn.q_norm.weight" in shapes,
+            qkv_bias="all" if "blocks.0.attn.qkv.bias" in shapes else "none",
+            bias="blocks.0.attn.proj.bias" in shapes,
             layer_scale=1e-5 if "blocks.0.ls1.gamma" in shapes else None,
             position="1d" if "pos_embed" in shapes else "none",
             position_resize="bicubic_antialias",
@@ -179,10 +201,29 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             f"shape among {len(shapes)} tensors such as {min(shapes, default='none')!r}"
         ) from error
     rows = shapes["pos_embed"][1] if "pos_embed" in shapes else None
-    gelu = dict(erf="exact GELU", tanh="tanh GELU")[values["gelu"]]
     missing = "architecture in its config.json" if config else "config.json"
-    assumed = "" if "embed_dim" in said else f"{values['heads']} heads and {gelu}, as there is no {missing}"
+    assumed = (
+        "" if "embed_dim" in said else f"{values['heads']} heads and exact GELU, as there is no {missing}"
+    )
     return values | dict(image_size=image_size_of(values, rows, stated, image_size)), assumed
+
+
+def _is_gated(shapes: dict, hidden: int) -> bool:
+    return "blocks.0.mlp.fc1_g.weight" in shapes or shapes["blocks.0.mlp.fc1.weight"][0] == 2 * hidden
+
+
+def _stem_norm(shapes: dict) -> str:
+    """Ours: by the norm of patches (AIMv2) or of tokens (CLIP)."""
+    if "patch_embed.norm.weight" in shapes:
+        return "patches"
+    return "tokens" if "norm_pre.weight" in shapes else "none"
+
+
+def _sub_norm(shapes: dict) -> str:
+    """Ours: by the norms within branches."""
+    if "blocks.0.attn.norm.weight" in shapes:
+        return "both"
+    return "mlp" if "blocks.0.mlp.norm.weight" in shapes else "none"
 
 
 def _pooling(config: dict, given: dict, shapes: dict) -> str:
@@ -211,14 +252,29 @@ _WIDTHS = {
     "so400m": (1152, 16),
     "huge": (1280, 16),
     "giant": (1408, 16),
+    "giantopt": (1536, 16),
+    "intern300m": (1024, 16),
+    "so150m2": (832, 13),
     "gigantic": (1664, 16),
 }
-# Words that may follow; of others (clip, siglip, xp, ...) is what computes otherwise.
+# Words that may follow; of others (xp, ...) is what computes otherwise.
 _PLAIN = re.compile(
     r"patch\d+|reg\d+|gap|map|dinov2|tipsv2|plus|distilled|36x1|r|r26|r50|s\d+|p\d+|\d+|in21k"
+    r"|clip|quickgelu|siglip|rpn|miil|radio|v\d"
 )
+# SigLIPs whose GELU is the approximation, by their architectures' starts; that of the others is exact.
+_TANH = ("vit_base_patch32_siglip", "vit_so400m_patch16_siglip", "vit_giantopt_patch16_siglip")
+_TANH += ("vit_large_patch16_siglip_512", "vit_large_patch16_siglip_gap_512")
+_RADIO = {"v3": 7, "v4": 9}  # Registers, by the last word of a RADIO's name.
+_FAMILIES = ("vit", "deit", "deit3", "flexivit", "beit3", "eva")
+_AIMV2 = {"large": (1024, 8), "huge": (1536, 12), "1b": (2048, 16), "3b": (3072, 24)}
+_GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick", "silu": "erf"}
 _TRUNKS = {("", "16"): (), ("26", "32"): (2, 2, 2, 2), ("50", "16"): (3, 4, 9), ("50", "32"): (3, 4, 6, 3)}
-_TESTS = {"test_vit": 0, "test_vit2": 1}  # Registers.
+_TESTS = {
+    "test_vit": dict(embed_dim=64, heads=2, reg_tokens=0),
+    "test_vit2": dict(embed_dim=64, heads=2, reg_tokens=1),
+    "test_vit3": dict(embed_dim=96, heads=3, reg_tokens=1, pool_include_prefix=True),
+}
 
 
 def named(architecture: str) -> dict | None:
@@ -228,16 +284,19 @@ def named(architecture: str) -> dict | None:
       UserError: models of this name compute something else than a ViT or hybrid.
     """
     if architecture in _TESTS:
-        return dict(embed_dim=64, heads=2, patch_size=16, reg_tokens=_TESTS[architecture], dist_token=False)
+        return dict(patch_size=16, dist_token=False) | _TESTS[architecture]
     family, *words = architecture.split("_")
-    if family not in ("vit", "deit", "deit3", "flexivit") or not words or words[0] not in _WIDTHS:
+    if family == "aimv2":
+        (dim, heads), patch = _AIMV2[words[0]], int(words[1].removeprefix("patch"))
+        return dict(embed_dim=dim, heads=heads, patch_size=patch, reg_tokens=0, dist_token=False, eps=1e-5)
+    if family not in _FAMILIES or not words or words[0] not in _WIDTHS:
         return None
     for word in words[1:]:
         if not _PLAIN.fullmatch(word):
             raise UserError(f"timm's {architecture} is not read: it differs from a ViT ({word})")
     text = "_".join(words)
     (dim, heads), trunk = _WIDTHS[words[0]], re.search(r"_r(\d*)(?=_)", text)
-    if words[0] == "giant" and words[-1] in ("dinov2", "tipsv2"):
+    if words[0] == "giant" and {"dinov2", "tipsv2", "radio"} & set(words):
         dim, heads = 1536, 24
     elif "plus" in words:
         dim, heads = 896, 14
@@ -249,12 +308,19 @@ def named(architecture: str) -> dict | None:
     if bool(trunk) != (blocks is not None):
         return None
     default = 16 if family == "flexivit" else 1 if trunk else None
-    return dict(
+    computed = dict(eps=1e-5) if "clip" in words or family == "beit3" else {}
+    if "quickgelu" in words:
+        computed["act_layer"] = "quick_gelu"
+    elif architecture.startswith(_TANH):
+        computed["act_layer"] = "gelu_tanh"
+    if "rpn" in words:
+        computed["norm_at"] = "after"
+    return computed | dict(
         layers=blocks,
         embed_dim=dim,
         heads=heads,
         patch_size=int(patch[1]) if patch else default,
-        reg_tokens=int(registers[1]) if registers else 0,
+        reg_tokens=int(registers[1]) if registers else _RADIO.get(words[-1], 0),
         dist_token="distilled" in words,
     )
 
@@ -273,18 +339,30 @@ def _heads(given: dict, named: int | None, shapes: dict, dim: int, depth: int) -
     return dim // 64
 
 
+# Architectures by what no argument says: norm, norm_at, norm_epsilon, mlp.
+_UNSAID = {
+    ("layer", "before", 1e-6, "gelu"): "vit_base_patch16_224",
+    ("layer", "before", 1e-6, "swiglu"): "vit_giant_patch14_dinov2",
+    ("layer", "before", 1e-5, "gelu"): "vit_base_patch16_clip_224",
+    ("layer", "after", 1e-6, "gelu"): "vit_base_patch16_rpn_224",
+    ("rms", "before", 1e-5, "swiglu"): "aimv2_large_patch14_224",
+}
+
+
 def _describe(values: dict) -> dict:
     """A model's `config.json` in timm.
 
     Raises:
       UserError: timm has no such model.
     """
-    only_values = dict(
-        norm_epsilon=1e-6, position_at="stem", rope="none", resnet_width=1, resnet_stem="large"
-    )
-    for option, only in only_values.items():
-        if values[option] != only:
-            raise UserError(f"timm's ViT has no {option}={values[option]!r}")
+    title = "timm's ViT"
+    said = ("resnet_blocks", "registers", "mlp", "gelu", "qk_norm", "qkv_bias", "bias", "norm", "norm_at")
+    said += ("sub_norm", "stem_norm", "final_norm", "fc_norm", "pooling", "cls_token", "pool_all", "position")
+    said += ("distillation", "pre_logits")
+    refuse_unsaid(title, ViT, values, *said)
+    for option, there in dict(position=("1d", "none"), qkv_bias=("all", "none"), pooling=POOLINGS).items():
+        if values[option] not in there:
+            raise UserError(f"{title} has no {option}={values[option]!r}")
     if values["distillation"] == "token":
         raise UserError("timm's distilled ViT has two heads; this model has one (distillation='token')")
     blocks = values["resnet_blocks"]
@@ -293,22 +371,28 @@ def _describe(values: dict) -> dict:
     pooling = values["pooling"]
     dim, hidden = values["dim"], values["hidden"]
     gated = values["mlp"] == "swiglu"
-    wide = 2 * hidden if gated else hidden
-    ratio = wide / dim if int(dim * (wide / dim)) == wide else (wide + 0.5) / dim
+    wide = 2 * hidden if gated and values["norm"] == "layer" else hidden
     chosen = dict(
         img_size=list(values["image_size"]),
         embed_dim=dim,
         depth=values["depth"],
         num_heads=values["heads"],
-        mlp_ratio=ratio,
+        mlp_ratio=mlp_ratio(wide, dim),
         in_chans=values["channels"],
         init_values=values["layer_scale"],
         no_embed_class=False,
-        global_pool=dict(cls="token", gap="avg", map="map")[pooling],
+        global_pool=POOLINGS[pooling],
         fc_norm=values["fc_norm"],
+        final_norm=values["final_norm"],
+        pre_norm=values["stem_norm"] == "tokens",
+        qkv_bias=values["qkv_bias"] == "all",
+        proj_bias=values["bias"],
+        scale_attn_norm=values["sub_norm"] == "both",
+        scale_mlp_norm=values["sub_norm"] != "none",
+        pool_include_prefix=values["pool_all"],
     )
     if not gated:
-        chosen["act_layer"] = "gelu_tanh" if values["gelu"] == "tanh" else "gelu"
+        chosen["act_layer"] = dict(tanh="gelu_tanh", erf="gelu", quick="quick_gelu")[values["gelu"]]
     if pooling != "cls":
         chosen["class_token"] = values["cls_token"]
     if blocks is None:
@@ -319,10 +403,17 @@ def _describe(values: dict) -> dict:
     if values["position"] == "none":
         chosen["pos_embed"] = "none"
     architecture = "vit_base_patch16_224" if blocks is None else _HYBRIDS[blocks]
-    if gated:
-        architecture = "vit_giant_patch14_dinov2"  # What brings the gated layers, which no argument can name.
-    elif values["distillation"] == "heads":
+    told = ("norm", "norm_at", "norm_epsilon", "mlp")
+    unsaid = tuple(values[option] for option in told)  # By no argument, but by an architecture's name.
+    if values["distillation"] == "heads":
         architecture = "deit_base_distilled_patch16_224"
+    elif unsaid in _UNSAID and blocks is None:
+        architecture = _UNSAID[unsaid]
+    elif unsaid != ("layer", "before", 1e-6, "gelu"):
+        words = ", ".join(f"{option}={value!r}" for option, value in zip(told, unsaid, strict=True))
+        raise UserError(f"{title} has no {words}")
+    if (values["norm"] == "rms") != (values["stem_norm"] == "patches"):
+        raise UserError(f"{title} has no norm={values['norm']!r} with stem_norm={values['stem_norm']!r}")
     return dict(architecture=architecture, model_args=chosen, num_features=dim) | pretrained_config(
         values, fixed_input_size=True
     )
@@ -334,6 +425,6 @@ FORMAT = Format(
     arguments=_arguments,
     rules=_rules,
     describe=_describe,
-    rename=_rename,
-    finish=_with_registers,
+    rename=rename_positions,
+    finish=with_registers,
 )

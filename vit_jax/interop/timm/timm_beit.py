@@ -1,0 +1,121 @@
+"""BEiT and BEiT v2 in timm, with a table of biases in each layer."""
+
+import math
+import re
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Format, Tensors, Values, refuse_unsaid
+from vit_jax.interop.timm.timm_config import (
+    given_arguments,
+    mlp_ratio,
+    pretrained_config,
+    refuse_contradictions,
+    stated_size,
+)
+from vit_jax.interop.timm.timm_vit import POOLINGS
+from vit_jax.models.vit import ViT
+
+_THEIRS = "blocks.{0}."
+_RULES = (
+    *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
+    Rule("cls", "cls_token"),
+    *torch_norm(BLOCK + r"norm(\d)", _THEIRS + "norm{1}"),
+    Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.qkv.weight", LINEAR),
+    Rule(BLOCK + "attention/qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0),
+    Rule(BLOCK + "attention/bias_table", _THEIRS + "attn.relative_position_bias_table"),
+    *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
+    Rule(BLOCK + r"scale(\d)", _THEIRS + "gamma_{1}"),
+    *torch_dense(BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
+    *torch_norm("norm", "norm"),
+    *torch_norm("fc_norm", "fc_norm"),
+    *torch_dense("head", "head"),
+)
+_TABLE = "blocks.0.attn.relative_position_bias_table"
+_SAID = ("use_abs_pos_emb", "use_rel_pos_bias", "use_fc_norm", "head_init_scale")
+
+
+def named(architecture: str) -> dict | None:
+    """Reads the name of a BEiT's architecture into timm's arguments; None: it is of none."""
+    match = re.fullmatch(r"beit(?:v2)?_(base|large)_patch(\d+)_\d+", architecture)
+    return dict(patch_size=int(match[2])) if match else None
+
+
+def _rename(tensors: Tensors, config: dict) -> Tensors:
+    """The same tensors without the places in tables, which follow from the sizes."""
+    return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
+
+
+def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]:
+    """The model that tensors and a `config.json` (or {}) belong to; without one, images are square."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    given = given_arguments(config, *_SAID)
+    dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
+    refuse_contradictions(config, dict(patch_size=patch))
+    rows, heads = shapes[_TABLE]
+    side = patch * (math.isqrt(rows - 3) + 1) // 2
+    pooled = given.get("global_pool") or config.get("global_pool") or "avg"
+    pooling = "cls" if pooled == "token" else "gap"
+    values = dict(
+        image_size=stated_size(config) or (side, side),
+        patch_size=patch,
+        channels=inputs,
+        dim=dim,
+        depth=sum(bool(re.fullmatch(r"blocks\.\d+\.norm1\.weight", name)) for name in shapes),
+        hidden=shapes["blocks.0.mlp.fc2.weight"][1],
+        heads=heads,
+        num_classes=shapes.get("head.bias", (0,))[0],
+        pooling=pooling,
+        cls_token=pooling != "cls",
+        fc_norm="fc_norm.weight" in shapes,
+        gelu="erf",
+        qkv_bias="qv" if "blocks.0.attn.q_bias" in shapes else "none",
+        layer_scale=1e-5 if "blocks.0.gamma_1" in shapes else None,
+        position="bias",
+    )
+    return values, "" if config else "the mean of patches, as there is no config.json"
+
+
+def _describe(values: Values) -> dict:
+    """A model's `config.json` in timm.
+
+    Raises:
+      UserError: timm has no such model.
+    """
+    title = "timm's Beit"
+    refuse_unsaid(
+        title, ViT, values, "fc_norm", "pooling", "cls_token", "qkv_bias", gelu="erf", position="bias"
+    )
+    for option, there in dict(pooling=("cls", "gap"), qkv_bias=("qv", "none"), norm_epsilon=(1e-6,)).items():
+        if values[option] not in there:
+            raise UserError(f"{title} has no {option}={values[option]!r}")
+    if values["pooling"] == "gap" and not values["cls_token"]:
+        raise UserError(f"{title} has a class token in all models (cls_token=True)")
+    chosen = dict(
+        img_size=list(values["image_size"]),
+        patch_size=values["patch_size"],
+        in_chans=values["channels"],
+        embed_dim=values["dim"],
+        depth=values["depth"],
+        num_heads=values["heads"],
+        mlp_ratio=mlp_ratio(values["hidden"], values["dim"]),
+        qkv_bias=values["qkv_bias"] == "qv",
+        init_values=values["layer_scale"] or 0.0,
+        use_abs_pos_emb=False,
+        use_rel_pos_bias=True,
+        use_fc_norm=values["fc_norm"],
+        global_pool=POOLINGS[values["pooling"]],
+    )
+    described = dict(architecture="beit_base_patch16_224", model_args=chosen, num_features=values["dim"])
+    return described | pretrained_config(values, fixed_input_size=True)
+
+
+FORMAT = Format(
+    model=ViT,
+    claims=lambda config, tensors: _TABLE in tensors and "patch_embed.proj.weight" in tensors,
+    arguments=_arguments,
+    rules=lambda values: _RULES,
+    describe=_describe,
+    rename=_rename,
+    holds=lambda values: values["position"] == "bias",
+)
