@@ -197,7 +197,7 @@ def test_shards_are_read_together(model, folder):
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ('{"model_type": "levit"}', "type 'levit' is not read; there are: bit, .*swin, swinv2, vit"),
+        ('{"model_type": "levit"}', "type 'levit' is not read; there are: beit, .*swin, swinv2, vit"),
         ('{"model_type": "vit"}', "lacks 'hidden_act'"),
         ("{", "not valid JSON"),
         ("[]", "not the description of a model"),

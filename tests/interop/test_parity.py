@@ -22,7 +22,7 @@ def randomise(torch, model):
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.ndim == 1 or "token" in name or "pos" in name:
+            if p.ndim < 2 or "token" in name or "pos" in name:
                 mean = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0
                 p.copy_(mean + 0.1 * torch.randn(p.shape, generator=generator))
             else:

@@ -96,7 +96,8 @@ PROCESSORS = {
     "Beit": (dict(), "square", 1, "bicubic", 0.5),
     "DINOv3ViT": (dict(), "square", 1, "bilinear_antialias", IMAGENET["mean"]),
     "ConvNext": (dict(), "square", 1, "bicubic", 0.5),
-    "CLIP": (
+    "CLIP": (dict(size=224, crop_size=224), "short_side", 1, "bicubic", (0.48145466, 0.4578275, 0.40821073)),
+    "Other": (
         dict(
             size={"shortest_edge": 40},
             resample=1,
@@ -124,7 +125,7 @@ def test_what_transformers_file_does_not_say_is_the_processors_default(kind, suf
     assert np.all(np.asarray(found["mean"]) == np.asarray(mean))
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Bit", "Beit", "DINOv3ViT", "ConvNext"])
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Bit", "Beit", "CLIP", "DINOv3ViT", "ConvNext"])
 def test_the_defaults_are_those_of_transformers(kind, transformers):
     theirs = getattr(transformers, f"{kind}ImageProcessor")()
     name = f"{kind}ImageProcessor"

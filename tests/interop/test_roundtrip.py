@@ -39,11 +39,14 @@ TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R2
 TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))] + SWIN
 DINOV3 = dict(num_classes=0, position="none", rope="dinov3", layer_scale=1.0, gelu="erf")
 BEIT = dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
+CLIP = dict(stem_norm="tokens", gelu="quick", norm_epsilon=1e-5)
 LATER = [  # Types of Transformers' own.
     DINOV3 | dict(registers=4, qkv_bias="qv", norm_epsilon=1e-5, image_size=(64, 32)),
     DINOV3 | dict(mlp="swiglu", qkv_bias="none", bias=False, rope_rescale=2.0),
     BEIT | dict(num_classes=3, pooling="gap", cls_token=True, fc_norm=True),
     BEIT | dict(num_classes=0, position="none", layer_scale=None, image_size=(64, 32)),
+    CLIP | dict(num_classes=0, channels=4),
+    CLIP | dict(pooling="gap", cls_token=True, final_norm=False),
 ]
 OPTIONS = {
     "google": [
@@ -158,6 +161,9 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("transformers", "ViT-Ti/16", BEIT | dict(qkv_bias="all"), "BEiT has no qkv_bias='all'"),
         ("transformers", "ViT-Ti/16", BEIT | dict(position="2d"), "BEiT has no position='2d'"),
         ("transformers", "ViT-Ti/16", BEIT | dict(image_size=(32, 64)), "square images, not for 32x64"),
+        ("transformers", "ViT-Ti/16", CLIP | dict(layer_scale=0.1), "CLIP has no layer_scale=0.1"),
+        ("transformers", "ViT-Ti/16", CLIP | dict(image_size=(32, 64)), "square images, not for 32x64"),
+        ("transformers", "ViT-Ti/16", CLIP | dict(pooling="gap"), "CLIP has no cls_token=False"),
         ("transformers", "ViT-Ti/16", DINOV3 | dict(layer_scale=None), "DINOv3 has no layer_scale=None"),
         ("transformers", "ConvNeXt-T", dict(stem="tiered"), "ConvNeXt has no stem='tiered'"),
         ("timm", "ConvNeXt-T", dict(head_epsilon=1e-12), "ConvNeXt has no head_epsilon=1e-12"),

@@ -1,17 +1,24 @@
 """Transformers' later ViTs: their outputs here, and ours there."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers import logits_of, random_images
+from safetensors.numpy import load_file, save_file
 from test_parity import randomise
 
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.interop.transformers import transformers_beit, transformers_dinov3
+from vit_jax.runs.workdir import open_any
 
 TOLERANCE = 2e-6  # Of the largest value, as both are summed in float64 there.
 SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
 SIZES |= dict(image_size=32, patch_size=8)
+WHOLE = ("CLIPConfig",)
+TEXT = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9)
+TEXT |= dict(bos_token_id=0, eos_token_id=1)
 
 # Model, its config, and what is chosen in it.
 CASES = {
@@ -33,6 +40,14 @@ CASES = {
         dict(use_relative_position_bias=True, use_mean_pooling=False, layer_scale_init_value=0.0),
     ),
     "BEiT, absolute": ("BeitModel", "BeitConfig", dict(use_absolute_position_embeddings=True)),
+    "CLIP": ("CLIPVisionModel", "CLIPVisionConfig", {}),
+    "CLIP's projection": (
+        "CLIPVisionModelWithProjection",
+        "CLIPVisionConfig",
+        dict(hidden_act="gelu", projection_dim=24),
+    ),
+    "CLIP, whole": ("CLIPModel", "CLIPConfig", {}),
+    "CLIP's classifier": ("CLIPForImageClassification", "CLIPConfig", {}),
 }
 
 
@@ -41,7 +56,10 @@ def drawn(torch, transformers, tmp_path):
     """Makes a model of Transformers with random parameters, and a folder with it."""
 
     def make(kind, config, options):
-        theirs = getattr(transformers, kind)(getattr(transformers, config)(**SIZES | options))
+        options = SIZES | options
+        if config in WHOLE:
+            options = dict(vision_config=options, text_config=TEXT, num_labels=7, projection_dim=24)
+        theirs = getattr(transformers, kind)(getattr(transformers, config)(**options))
         randomise(torch, theirs)
         theirs.save_pretrained(tmp_path / kind)
         return theirs, tmp_path / kind
@@ -53,7 +71,8 @@ def output(torch, theirs, images, **options) -> np.ndarray:
     """What a model of Transformers gives for normalised images, in float64."""
     with torch.no_grad():
         seen = torch.from_numpy(np.float64(images).transpose(0, 3, 1, 2).copy())
-        out = theirs.double().eval()(seen, **options)
+        theirs = theirs.double().eval()
+        out = getattr(theirs, "get_image_features", theirs)(seen, **options)  # Of a whole model.
     return next(
         getattr(out, name) for name in ("logits", "image_embeds", "pooler_output") if name in out
     ).numpy()
@@ -75,14 +94,15 @@ def test_it_gives_the_same_here(case, torch, drawn):
 def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, drawn, tmp_path):
     theirs, folder = drawn(*CASES[case])
     written = vit_jax.save_model(folder, tmp_path / "ours")
-    kind = getattr(transformers, CASES[case][0])
-    again, info = kind.from_pretrained(written, output_loading_info=True)
+    (kind,) = json.loads((written / "config.json").read_text())["architectures"]
+    again, info = getattr(transformers, kind).from_pretrained(written, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3))
     np.testing.assert_array_equal(output(torch, again, images), output(torch, theirs, images))
 
 
-RESIZED = {"DINOv3": {}, "BEiT, absolute": {}}
+INTERPOLATE = dict(interpolate_pos_encoding=True)
+RESIZED = {"DINOv3": {}, "BEiT, absolute": {}, "CLIP": INTERPOLATE}
 
 
 @pytest.mark.parametrize("size", [24, (48, 32)], ids=str)
@@ -92,6 +112,33 @@ def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
     ours = vit_jax.load_model(folder, say=str, image_size=size)
     images = random_images(ours)
     assert_alike(ours, images, output(torch, theirs, ours.normalize(images), **RESIZED[case]))
+
+
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("BEiT", "beit.encoder.layer.0.attention.attention.relative_position_bias.relative_position_index"),
+        ("CLIP", "embeddings.position_ids"),
+    ],
+)
+def test_whole_numbers_that_older_versions_keep_are_left_out(case, name, drawn):
+    _, folder = drawn(*CASES[case])
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {name: np.arange(4)}, file)
+    assert vit_jax.load_model(folder, say=str).depth == 2
+
+
+def test_what_is_left_out_of_a_whole_model_is_said(drawn):
+    _, folder = drawn(*CASES["CLIP, whole"])
+    assert "assumed: the model of images alone, of two" in open_any(folder).describe()
+
+
+def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
+    _, folder = drawn(*CASES["CLIP"])
+    model = vit_jax.load_model(folder, say=str, num_classes=3)
+    model.head.bias[...] = np.ones(3)
+    with pytest.raises(UserError, match="head/bias is not zero; --to=timm keeps it"):
+        vit_jax.save_model(model, tmp_path / "ours", library="transformers")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +154,7 @@ def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
         ),
         ("BEiT", dict(use_absolute_position_embeddings=True), "both absolute positions and biases by offset"),
         ("BEiT", dict(image_size=(32, 48)), "BEiT has positions for square images, not for 32x48 pixels"),
+        ("CLIP", dict(hidden_act="relu"), "the activation 'relu' is not read"),
         ("DINOv3", dict(value_bias=False), r"query, key, value \(True, False, False\) is not read"),
     ],
 )

@@ -37,6 +37,14 @@ _PROCESSORS = {
         image_mean=_CLIP[0],
         image_std=_CLIP[1],
     ),
+    "CLIP": dict(
+        size={"shortest_edge": 224},
+        resample=3,
+        do_center_crop=True,
+        crop_size={"height": 224, "width": 224},
+        image_mean=_CLIP[0],
+        image_std=_CLIP[1],
+    ),
     "Beit": dict(size={"height": 224, "width": 224}, resample=3),
     "DINOv3ViT": dict(
         size={"height": 224, "width": 224},
@@ -108,7 +116,8 @@ def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
     """
     said = _with_defaults(said)
     found = _statistics(said)
-    size, crop = (_sides(said.get(key), said) for key in ("size", "crop_size"))
+    size = _sides(said.get("size"), "shortest_edge" if _kind(said).startswith(("Bit", "CLIP")) else None)
+    crop = _sides(said.get("crop_size"))
     resample = said["resample"]
     interpolation = _PILLOW.get(resample, f"resample={_PILLOW_NAMES.get(resample, resample)}")
     kind, share = "square", Fraction(1)
@@ -133,7 +142,7 @@ def of_transformers(said: dict) -> tuple[dict[str, Any], Preprocessing]:
 
 def _with_defaults(said: dict) -> dict:
     """A `preprocessor_config.json` with what its class does where it does not say."""
-    kind = said.get("image_processor_type") or said.get("feature_extractor_type") or "ViTImageProcessor"
+    kind = _kind(said) or "ViTImageProcessor"
     bare = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", kind)
     if bare in _PROCESSORS:
         said = _PROCESSORS[bare] | {key: value for key, value in said.items() if value is not None}
@@ -149,7 +158,7 @@ def _with_defaults(said: dict) -> dict:
 
 def _of_convnext(said: dict) -> dict:
     """ConvNeXt's processor in the words of the others: a square of 384 pixels and more, else a crop."""
-    side = min(_sides(said["size"], said).values(), default=384)
+    side = min(_sides(said["size"]).values(), default=384)
     square = {"height": side, "width": side}
     if side >= 384:
         return said | dict(size=square, do_center_crop=False)
@@ -175,11 +184,15 @@ def _statistics(said: dict) -> dict[str, Any]:
     return {"mean": scaled(mean), "deviation": scaled(deviation)}
 
 
-def _sides(size: Any, said: dict) -> dict[str, int]:
-    """A size as a dict of numbers above 0; one number is a square's side."""
+def _kind(said: dict) -> str:
+    """The class of a processor, or nothing."""
+    return said.get("image_processor_type") or said.get("feature_extractor_type") or ""
+
+
+def _sides(size: Any, alone: str | None = None) -> dict[str, int]:
+    """A size as a dict of numbers above 0; one number alone is of this name, or a square's side."""
     if isinstance(size, int) and not isinstance(size, bool):
-        kind = said.get("image_processor_type") or said.get("feature_extractor_type") or ""
-        size = {"shortest_edge": size} if kind.startswith("Bit") else {"height": size, "width": size}
+        size = {alone: size} if alone else {"height": size, "width": size}
     elif isinstance(size, list | tuple) and len(size) == 2:
         size = {"height": size[0], "width": size[1]}
     if size is None:

@@ -1,7 +1,6 @@
 """Files of named tensors: npz and safetensors. Nothing is ever unpickled."""
 
 import contextlib
-import functools
 import json
 import math
 import mmap
@@ -151,12 +150,15 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
         header = json.loads(content[8:start].tobytes())
         header.pop("__metadata__", None)
         for name, said in header.items():
-            kind = names.get(said["dtype"], said["dtype"])
-            check_float(path, name, kind)
+            kind, shape = names.get(said["dtype"], said["dtype"]), tuple(said["shape"])
             begin, end = (start + offset for offset in said["data_offsets"])
-            # A view of the file, which costs nothing until something is made of it.
-            view = content[begin:end].view(np.dtype(kind)).reshape(said["shape"])
-            tensors[name] = Tensor(view.shape, kind, functools.partial(np.asarray, view, np.float32))
+
+            def read(name=name, kind=kind, shape=shape, part=content[begin:end]):
+                check_float(path, name, kind)
+                # A view of the file, which costs nothing until something is made of it.
+                return np.asarray(part.view(np.dtype(kind)).reshape(shape), np.float32)
+
+            tensors[name] = Tensor(shape, kind, read)
     return tensors
 
 

@@ -75,6 +75,7 @@ LIBRARY = Library(
         __name__,
         "transformers_beit",
         "transformers_bit",
+        "transformers_clip",
         "transformers_convnext",
         "transformers_dinov2",
         "transformers_dinov3",
@@ -87,8 +88,9 @@ LIBRARY = Library(
     ),
     prepare=_prepare,
     unknown=lambda config, tensors: (
-        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: beit, bit, "
-        "convnext, convnextv2, deit, dinov2, dinov2_with_registers, dinov3_vit, swin, swinv2, vit"
+        f"a Transformers model of type {config.get('model_type')!r} is not read; there are: beit, bit, clip, "
+        "clip_vision_model, convnext, convnextv2, deit, dinov2, dinov2_with_registers, dinov3_vit, swin, "
+        "swinv2, vit"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,

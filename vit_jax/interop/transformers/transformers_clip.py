@@ -1,0 +1,154 @@
+"""CLIP's image tower in Hugging Face Transformers: alone, of a whole CLIP, or with a classifier."""
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR_OUT, SAME, TABLE, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Arrays, Format, Tensors, refuse_unsaid
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.transformers.transformers_config import (
+    common_config,
+    projections,
+    read_gelu,
+    read_sizes,
+    require_class,
+    require_square,
+    vit_type,
+    write_sizes,
+)
+from vit_jax.models.vit import ViT
+
+# What a config does not say.
+DEFAULTS = dict(
+    image_size=224,
+    patch_size=32,
+    hidden_size=768,
+    num_hidden_layers=12,
+    intermediate_size=3072,
+    num_attention_heads=12,
+    hidden_act="quick_gelu",
+    layer_norm_eps=1e-5,
+)
+_TITLE = "Transformers' CLIP"
+_TOWER = "vision_model."
+_LAYER = _TOWER + "encoder.layers.{0}."
+# Those of SigLIP too.
+RULES = (
+    *torch_dense("patch_embedding", _TOWER + "embeddings.patch_embedding", CONV, SAME),
+    Rule("position_embedding/table", _TOWER + "embeddings.position_embedding.weight", TABLE),
+    *torch_norm(BLOCK + r"norm(\d)", _LAYER + "layer_norm{1}"),
+    *projections([f"{_LAYER}self_attn.{part}_proj" for part in "qkv"]),
+    *torch_dense(BLOCK + "attention/out", _LAYER + "self_attn.out_proj", LINEAR_OUT),
+    *torch_dense(BLOCK + r"mlp/fc(\d)", _LAYER + "mlp.fc{1}"),
+    *torch_norm("norm", _TOWER + "post_layernorm"),
+)
+_PROJECTION, _CLASSIFIER = "visual_projection", "classifier"
+_OTHERS = ("text_model.", "text_projection.", "logit_")  # Starts of what is not the image tower's.
+_TYPES = ("clip", "clip_vision_model")
+
+
+def image_tower(tensors: Tensors) -> Tensors:
+    """The tensors of a model's image tower, below `vision_model.`, which towers alone are not everywhere."""
+    outside = (_TOWER, _PROJECTION, _CLASSIFIER)
+    return {
+        name if name.startswith(outside) else _TOWER + name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(_OTHERS) and not name.endswith("position_ids")
+    }
+
+
+def whole_or_tower(config: dict, defaults: dict) -> tuple[dict, str]:
+    """The config of an image tower, and in words what is left out of the whole model that it is of."""
+    if config["model_type"].endswith("_vision_model"):
+        return defaults | config, ""
+    return defaults | (config.get("vision_config") or {}), "the model of images alone, of two"
+
+
+def _rules(values: dict) -> tuple[Rule, ...]:
+    return (
+        *RULES,
+        Rule("cls", _TOWER + "embeddings.class_embedding", FLAT),
+        *torch_norm("stem_norm", _TOWER + "pre_layrnorm"),
+        *torch_dense("head", _PROJECTION if values["pooling"] == "cls" else _CLASSIFIER),
+    )
+
+
+def _rename(tensors: Tensors, config: dict) -> Tensors:
+    """The image tower's tensors, with biases of zeros in the projection.
+
+    Beside a classifier there is a last norm that it does not read.
+    """
+    tensors = image_tower(tensors)
+    if f"{_CLASSIFIER}.weight" in tensors:
+        return {name: x for name, x in tensors.items() if not name.startswith(_TOWER + "post_layernorm.")}
+    if (kernel := tensors.get(f"{_PROJECTION}.weight")) is None:
+        return tensors
+    classes = kernel.shape[0]
+    zeros = Tensor((classes,), "float32", lambda: np.zeros(classes, np.float32))
+    return tensors | {f"{_PROJECTION}.bias": zeros}
+
+
+def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors (renamed) and a `config.json` belong to."""
+    classifies = f"{_CLASSIFIER}.weight" in tensors
+    towers = ("CLIPModel", "CLIPVisionModel", "CLIPVisionModelWithProjection")
+    require_class(config, *(("CLIPForImageClassification",) if classifies else towers))
+    tower, left_out = whole_or_tower(config, DEFAULTS)
+    head = tensors.get(f"{_CLASSIFIER if classifies else _PROJECTION}.bias")
+    values = read_sizes(tower) | dict(
+        num_classes=head.shape[0] if head else 0,
+        pooling="gap" if classifies else "cls",
+        cls_token=classifies,
+        final_norm=not classifies,
+        stem_norm="tokens",
+        position_resize="bicubic",
+        gelu=read_gelu(tower),
+    )
+    require_square(_TITLE, values)
+    return values, "" if classifies else left_out
+
+
+def _describe(values: dict) -> dict:
+    """A model's `config.json` in Transformers.
+
+    Raises:
+      UserError: Transformers has no such CLIP.
+    """
+    classifies = values["pooling"] == "gap" and values["num_classes"] > 0
+    pooling = dict(pooling="gap", cls_token=True, final_norm=False) if classifies else dict(pooling="cls")
+    refuse_unsaid(_TITLE, ViT, values, "gelu", stem_norm="tokens", layer_scale=None, **pooling)
+    require_square(_TITLE, values)
+    tower = dict(model_type="clip_vision_model", num_channels=values["channels"]) | write_sizes(values)
+    if classifies:
+        named = dict(architectures=["CLIPForImageClassification"], model_type="clip")
+        return named | common_config(values) | dict(vision_config=tower)
+    projected = dict(projection_dim=values["num_classes"]) if values["num_classes"] else {}
+    name = "CLIPVisionModelWithProjection" if projected else "CLIPVisionModel"
+    return dict(architectures=[name], dtype="float32") | tower | projected
+
+
+def _finish(arrays: Arrays, values: dict) -> Arrays:
+    """Tensors to write: without the projection's biases, or with the norm that a classifier does not read.
+
+    Raises:
+      UserError: the biases are not zero.
+    """
+    if values["pooling"] == "gap":
+        ones = np.ones(values["dim"], np.float32)
+        norm = {f"{_TOWER}post_layernorm.weight": ones, f"{_TOWER}post_layernorm.bias": 0 * ones}
+        return arrays | norm
+    if np.any(arrays.get(f"{_PROJECTION}.bias", 0)):
+        raise UserError(f"{_TITLE} projects without biases, and head/bias is not zero; --to=timm keeps it")
+    return {name: array for name, array in arrays.items() if name != f"{_PROJECTION}.bias"}
+
+
+FORMAT = Format(
+    model=ViT,
+    claims=lambda config, tensors: config.get("model_type") in _TYPES,
+    arguments=_arguments,
+    rules=_rules,
+    describe=_describe,
+    rename=_rename,
+    finish=_finish,
+    holds=lambda values: vit_type(values) == "clip",
+)
