@@ -94,6 +94,7 @@ PROCESSORS = {
     "DeiT": (dict(), "square", Fraction(224, 256), "bicubic", 0.5),
     "Bit": (dict(), "short_side", 1, "bicubic", (0.48145466, 0.4578275, 0.40821073)),
     "Beit": (dict(), "square", 1, "bicubic", 0.5),
+    "Siglip": (dict(), "square", 1, "bicubic", 0.5),
     "DINOv3ViT": (dict(), "square", 1, "bilinear_antialias", IMAGENET["mean"]),
     "ConvNext": (dict(), "square", 1, "bicubic", 0.5),
     "CLIP": (dict(size=224, crop_size=224), "short_side", 1, "bicubic", (0.48145466, 0.4578275, 0.40821073)),
@@ -125,7 +126,7 @@ def test_what_transformers_file_does_not_say_is_the_processors_default(kind, suf
     assert np.all(np.asarray(found["mean"]) == np.asarray(mean))
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Bit", "Beit", "CLIP", "DINOv3ViT", "ConvNext"])
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Bit", "Beit", "CLIP", "DINOv3ViT", "Siglip", "ConvNext"])
 def test_the_defaults_are_those_of_transformers(kind, transformers):
     theirs = getattr(transformers, f"{kind}ImageProcessor")()
     name = f"{kind}ImageProcessor"

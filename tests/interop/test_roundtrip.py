@@ -46,6 +46,7 @@ LATER = [  # Types of Transformers' own.
     BEIT | dict(num_classes=3, pooling="gap", cls_token=True, fc_norm=True),
     BEIT | dict(num_classes=0, position="none", layer_scale=None, image_size=(64, 32)),
     CLIP | dict(num_classes=0, channels=4),
+    dict(pooling="map", num_classes=0),
     CLIP | dict(pooling="gap", cls_token=True, final_norm=False),
 ]
 OPTIONS = {
@@ -164,6 +165,7 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("transformers", "ViT-Ti/16", CLIP | dict(layer_scale=0.1), "CLIP has no layer_scale=0.1"),
         ("transformers", "ViT-Ti/16", CLIP | dict(image_size=(32, 64)), "square images, not for 32x64"),
         ("transformers", "ViT-Ti/16", CLIP | dict(pooling="gap"), "CLIP has no cls_token=False"),
+        ("transformers", "ViT-Ti/16", dict(pooling="map"), "SigLIP has no num_classes=3"),
         ("transformers", "ViT-Ti/16", DINOV3 | dict(layer_scale=None), "DINOv3 has no layer_scale=None"),
         ("transformers", "ConvNeXt-T", dict(stem="tiered"), "ConvNeXt has no stem='tiered'"),
         ("timm", "ConvNeXt-T", dict(head_epsilon=1e-12), "ConvNeXt has no head_epsilon=1e-12"),

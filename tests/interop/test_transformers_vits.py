@@ -16,7 +16,7 @@ from vit_jax.runs.workdir import open_any
 TOLERANCE = 2e-6  # Of the largest value, as both are summed in float64 there.
 SIZES = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=80)
 SIZES |= dict(image_size=32, patch_size=8)
-WHOLE = ("CLIPConfig",)
+WHOLE = ("CLIPConfig", "SiglipConfig")
 TEXT = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=9)
 TEXT |= dict(bos_token_id=0, eos_token_id=1)
 
@@ -48,6 +48,8 @@ CASES = {
     ),
     "CLIP, whole": ("CLIPModel", "CLIPConfig", {}),
     "CLIP's classifier": ("CLIPForImageClassification", "CLIPConfig", {}),
+    "SigLIP": ("SiglipVisionModel", "SiglipVisionConfig", {}),
+    "SigLIP, whole": ("SiglipModel", "SiglipConfig", dict(hidden_act="gelu")),
 }
 
 
@@ -102,7 +104,7 @@ def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, d
 
 
 INTERPOLATE = dict(interpolate_pos_encoding=True)
-RESIZED = {"DINOv3": {}, "BEiT, absolute": {}, "CLIP": INTERPOLATE}
+RESIZED = {"DINOv3": {}, "BEiT, absolute": {}, "CLIP": INTERPOLATE, "SigLIP": INTERPOLATE}
 
 
 @pytest.mark.parametrize("size", [24, (48, 32)], ids=str)
@@ -133,6 +135,15 @@ def test_what_is_left_out_of_a_whole_model_is_said(drawn):
     assert "assumed: the model of images alone, of two" in open_any(folder).describe()
 
 
+def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):
+    """As of 384 pixels and patches of 14, of which some published ones are."""
+    theirs, folder = drawn(*CASES["SigLIP"][:2], dict(image_size=35))
+    ours = vit_jax.load_model(folder, say=str)
+    assert "images of 32x32 pixels, as patches of 8 do not divide 35x35" in open_any(folder).describe()
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 35, 35, 3)).astype(np.float32)
+    assert_alike(ours, images[:, :32, :32], output(torch, theirs, images))
+
+
 def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
     _, folder = drawn(*CASES["CLIP"])
     model = vit_jax.load_model(folder, say=str, num_classes=3)
@@ -155,6 +166,7 @@ def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
         ("BEiT", dict(use_absolute_position_embeddings=True), "both absolute positions and biases by offset"),
         ("BEiT", dict(image_size=(32, 48)), "BEiT has positions for square images, not for 32x48 pixels"),
         ("CLIP", dict(hidden_act="relu"), "the activation 'relu' is not read"),
+        ("SigLIP", dict(vision_use_head=False), "vision_use_head=False is not read"),
         ("DINOv3", dict(value_bias=False), r"query, key, value \(True, False, False\) is not read"),
     ],
 )

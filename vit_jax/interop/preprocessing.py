@@ -46,6 +46,7 @@ _PROCESSORS = {
         image_std=_CLIP[1],
     ),
     "Beit": dict(size={"height": 224, "width": 224}, resample=3),
+    "Siglip": dict(size={"height": 224, "width": 224}, resample=3),
     "DINOv3ViT": dict(
         size={"height": 224, "width": 224},
         resample=2,

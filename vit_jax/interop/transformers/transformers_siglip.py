@@ -1,0 +1,119 @@
+"""SigLIP's image tower in Hugging Face Transformers, alone or of a whole SigLIP; the second version's too."""
+
+import numpy as np
+
+from vit_jax.interop.layout import LINEAR_OUT, Rule, torch_dense, torch_norm
+from vit_jax.interop.library import Arrays, Format, Tensors, Values, refuse_unsaid
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.transformers.transformers_clip import RULES, image_tower, whole_or_tower
+from vit_jax.interop.transformers.transformers_config import (
+    read_gelu,
+    read_sizes,
+    require_always,
+    require_class,
+    require_square,
+    vit_type,
+    write_sizes,
+)
+from vit_jax.models.vit import ViT
+
+# What a config does not say.
+DEFAULTS = dict(
+    image_size=224,
+    patch_size=16,
+    hidden_size=768,
+    num_hidden_layers=12,
+    intermediate_size=3072,
+    num_attention_heads=12,
+    hidden_act="gelu_pytorch_tanh",
+    layer_norm_eps=1e-6,
+    vision_use_head=True,
+)
+_TITLE = "Transformers' SigLIP"
+_HEAD = "vision_model.head."
+_ATTENTION = _HEAD + "attention."
+_RULES = (
+    *RULES,
+    Rule("attention_pooling/probe", _HEAD + "probe"),
+    *torch_dense("attention_pooling/query", _ATTENTION + "query"),
+    *torch_dense("attention_pooling/key_value", _ATTENTION + "key_value"),
+    *torch_dense("attention_pooling/out", _ATTENTION + "out_proj", LINEAR_OUT),
+    *torch_norm("attention_pooling/norm", _HEAD + "layernorm"),
+    *torch_dense(r"attention_pooling/mlp/fc(\d)", _HEAD + "mlp.fc{0}"),
+)
+_TYPES = ("siglip", "siglip_vision_model")
+
+
+def _rename(tensors: Tensors, config: dict) -> Tensors:
+    """The image tower's tensors, the head's queries apart from its keys and values."""
+    tensors = image_tower(tensors)
+    for kind in ("weight", "bias"):
+        if (packed := tensors.pop(f"{_ATTENTION}in_proj_{kind}", None)) is not None:
+            rows = packed.shape[0] // 3
+            tensors[f"{_ATTENTION}query.{kind}"] = _rows(packed, 0, rows)
+            tensors[f"{_ATTENTION}key_value.{kind}"] = _rows(packed, rows, packed.shape[0])
+    return tensors
+
+
+def _rows(tensor: Tensor, first: int, end: int) -> Tensor:
+    return tensor._replace(shape=(end - first, *tensor.shape[1:]), read=lambda: tensor.read()[first:end])
+
+
+def _finish(arrays: Arrays, values: dict) -> Arrays:
+    """Tensors to write, the head's queries, keys and values in one."""
+    arrays = dict(arrays)
+    for kind in ("weight", "bias"):
+        parts = [arrays.pop(f"{_ATTENTION}{part}.{kind}") for part in ("query", "key_value")]
+        arrays[f"{_ATTENTION}in_proj_{kind}"] = np.concatenate(parts)
+    return arrays
+
+
+def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
+    """The model that tensors and a `config.json` belong to.
+
+    Pixels at the right and the bottom that no patch reads are not part of its images.
+    """
+    require_class(config, "SiglipModel", "SiglipVisionModel")
+    tower, words = whole_or_tower(config, DEFAULTS)
+    require_always(tower, dict(vision_use_head=True))
+    values: Values = read_sizes(tower) | dict(
+        num_classes=0, pooling="map", position_resize="bicubic", gelu=read_gelu(tower)
+    )
+    require_square(_TITLE, values)
+    said, patch = values["image_size"][0], values["patch_size"]
+    side = said // patch * patch
+    if side != said:
+        values["image_size"] = (side, side)
+        cut = f"images of {side}x{side} pixels, as patches of {patch} do not divide {said}x{said}"
+        words = f"{words} and {cut}" if words else cut
+    return values, words
+
+
+def _describe(values: dict) -> dict:
+    """A model's `config.json` in Transformers.
+
+    Raises:
+      UserError: Transformers has no such SigLIP.
+    """
+    refuse_unsaid(_TITLE, ViT, values, "gelu", num_classes=0, pooling="map", layer_scale=None)
+    require_square(_TITLE, values)
+    described = dict(
+        architectures=["SiglipVisionModel"],
+        model_type="siglip_vision_model",
+        num_channels=values["channels"],
+        vision_use_head=True,
+        dtype="float32",
+    )
+    return described | write_sizes(values)
+
+
+FORMAT = Format(
+    model=ViT,
+    claims=lambda config, tensors: config.get("model_type") in _TYPES,
+    arguments=_arguments,
+    rules=lambda values: _RULES,
+    describe=_describe,
+    rename=_rename,
+    finish=_finish,
+    holds=lambda values: vit_type(values) == "siglip",
+)
