@@ -9,6 +9,7 @@ from flax import nnx
 
 from vit_jax.interop.checkpoint import build, complete, params_of, save, skeleton
 from vit_jax.models import model_factory
+from vit_jax.models.image_model import ImageModel
 
 
 def described(name: str, **arguments) -> tuple[type, dict]:
@@ -48,3 +49,52 @@ def logits_of(model: nnx.Module, images: np.ndarray) -> np.ndarray:
     """Compiled as one program, the parameters its arguments."""
     graphdef, params = nnx.split(model)
     return np.asarray(jax.jit(lambda params, x: nnx.merge(graphdef, params)(x))(params, images))
+
+
+def torch_logits(torch, model, images) -> np.ndarray:
+    """Of images that are normalised already, as the libraries' models take them.
+
+    Transformers' models without a head give their pooled features, those without a pooler the class token's,
+    or without one the mean of all.
+    """
+    with torch.no_grad():
+        out = model.eval()(torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy()))
+    if isinstance(out, torch.Tensor):
+        return out.numpy()
+    for name in ("logits", "image_embeds", "pooler_output"):
+        if out.get(name) is not None:
+            return out[name].numpy()
+    tokens = out["last_hidden_state"]
+    classed = any(name.endswith("cls_token") for name, _ in model.named_parameters())
+    return (tokens[:, 0] if classed else tokens.mean(1)).numpy()
+
+
+def distance(torch, ours: ImageModel, theirs) -> float:
+    """How far our logits of two images are from theirs in float64, relative to the largest."""
+    images = random_images(ours)
+    expected = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
+    expected = expected.reshape(len(images), -1)  # Transformers' convolutional models leave axes of one.
+    found = logits_of(ours, images)
+    shapes = found.shape[1:], expected.shape[1:]
+    assert shapes[0] == shapes[1], f"gives {shapes[0]} of an image, and theirs {shapes[1]}"
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+def randomise(torch, model):
+    """Every parameter random, drawn so that activations keep their size.
+
+    Of Swin V2's factors some are above their bound.
+    """
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("logit_scale"):
+                p.copy_(torch.linspace(1, 5, p.numel()).reshape(p.shape))
+            elif name.endswith("bias_table"):
+                p.copy_(torch.randn(p.shape, generator=generator))
+            elif p.ndim < 2 or "token" in name or "pos" in name:
+                mean = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0
+                p.copy_(mean + 0.1 * torch.randn(p.shape, generator=generator))
+            else:
+                p.copy_(torch.randn(p.shape, generator=generator) / p[0].numel() ** 0.5)
+    return model.eval()

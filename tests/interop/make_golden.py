@@ -2,7 +2,7 @@
 
 They test the readers where PyTorch is not installed. To make them anew:
 
-python tests/interop/make_golden.py
+    python -m tests.interop.make_golden
 """
 
 import shutil
@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from conftest import name_missing_operators
-from test_parity import randomise, torch_logits
+
+from tests.conftest import name_missing_operators
+from tests.interop.helpers import randomise, torch_logits
 
 FOLDER = Path(__file__).parent / "golden"
 SIZE = dict(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0, num_classes=5)

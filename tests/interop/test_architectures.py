@@ -1,30 +1,17 @@
-"""Every ViT, hybrid, BiT, ConvNeXt and Swin of timm gives its own logits here, or is refused in one line."""
+"""Every architecture of timm gives its own logits here, or is refused in one line: a slice of them.
+
+All of them are looked at by `python -m tests.interop.coverage_page`, whose page these tests hold to its word.
+"""
 
 import json
+import re
 
-import numpy as np
 import pytest
-from helpers import logits_of, random_images
-from test_parity import randomise, torch_logits
+from coverage_page import BAR, PAGE, look, timm_cases, transformers_cases
+from helpers import distance, randomise
 
 import vit_jax
 from vit_jax.errors import UserError
-
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "resnetv2", "convnext")
-MODULES += ("swin_transformer", "swin_transformer_v2")
-MOST = 30e6  # Parameters; larger: a ViT of two layers, others of four blocks; no ResNet.
-
-
-def differs(torch, theirs, folder) -> float:
-    """How far our logits are from theirs, to the largest of theirs; NaN if the model is refused."""
-    try:
-        ours = vit_jax.load_model(folder, say=str)
-    except UserError as error:
-        assert "\n" not in str(error)
-        return np.nan
-    images = random_images(ours, 1)
-    expected = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
-    return np.abs(logits_of(ours, images) - expected).max() / np.abs(expected).max()
 
 
 def saved(torch, timm, folder, name, **options):
@@ -47,7 +34,7 @@ def saved(torch, timm, folder, name, **options):
 )
 def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
     theirs = saved(torch, timm, tmp_path, name, **options)
-    assert differs(torch, theirs, tmp_path) < 2e-5
+    assert distance(torch, vit_jax.load_model(tmp_path, say=str), theirs) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -83,36 +70,32 @@ def test_false_architecture_is_refused(architecture, words, torch, timm, tmp_pat
         vit_jax.load_model(tmp_path, say=str)
 
 
-@pytest.mark.study
-def test_every_architecture_gives_its_own_logits_or_is_refused(torch, timm, tmp_path):
-    """Prints each model with how far it is off, or nan if it is refused; -s shows it. Half an hour."""
-    wrong, equal, refused = {}, [], []
-    for name in [name for module in MODULES for name in timm.list_models(module=module)]:
-        with torch.device("meta"):
-            whole = timm.create_model(name)
-        resnet = not hasattr(whole, "blocks") or hasattr(whole.patch_embed, "backbone")
-        options = {}
-        if sum(p.numel() for p in whole.parameters()) > MOST:
-            if name.startswith(("convnext", "swin")):
-                options = dict(depths=(1, 1, 1, 1))
-            elif not hasattr(whole, "blocks"):
-                print(f"{name}: left out")
-                continue
-            else:
-                options = dict(depth=2)
-        folder = tmp_path / name
-        off = differs(torch, saved(torch, timm, folder, name, **options), folder)
-        (folder / "model.safetensors").unlink()
-        print(f"{name}: {off:.1e}", flush=True)
-        if np.isnan(off):
-            refused.append(name)
-        elif off < (5e-5 if resnet else 2e-5):  # A ResNet's own rounding is 2e-5.
-            equal.append(name)
-        else:
-            wrong[name] = off
-    print(f"{len(equal)} give their logits, {len(refused)} are refused")
-    assert not wrong
-    assert len(equal) > 110
+# One of each kind, with classes and without where both are published.
+SLICE = ("vit_tiny_patch16_224", "vit_small_patch8_224", "deit_tiny_distilled_patch16_224")
+SLICE += ("vit_tiny_r_s16_p8_224", "resnetv2_50x3_bit", "swin_tiny_patch4_window7_224")
+SLICE += ("swinv2_base_window12to16_192to256", "convnext_pico_ols", "convnext_large_mlp", "convnextv2_atto")
+SLICE += (
+    "DeiTForImageClassificationWithTeacher",
+    "BitModel",
+    "ConvNextV2Model",
+    "Swinv2ForImageClassification",
+)
+
+
+@pytest.mark.parametrize("name", SLICE)
+def test_published_architecture_gives_its_own_outputs(name, timm, transformers):
+    (case,) = (case for case in timm_cases() + transformers_cases() if case.name == name)
+    found = look(case)
+    assert found.outcome == "equal", found.reason
+    assert 0 < found.apart < BAR
+
+
+def test_page_names_every_architecture_of_its_version_of_timm(timm):
+    text = PAGE.read_text() if PAGE.exists() else ""
+    if f"timm {timm.__version__} " not in text:
+        pytest.skip("the page is of another version of timm")
+    named = {*re.findall(r"\b\w+\b", text)}
+    assert not [case.name for case in timm_cases() + transformers_cases() if case.name not in named]
 
 
 TRANSFORMERS_SMALL = {

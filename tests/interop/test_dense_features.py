@@ -3,8 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from helpers import random_images
-from test_parity import randomise
+from helpers import random_images, randomise
 
 import vit_jax
 

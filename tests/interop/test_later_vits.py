@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import logits_of, random_images
-from test_parity import randomise, torch_logits
+from helpers import logits_of, random_images, randomise, torch_logits
 
 import vit_jax
 from vit_jax.errors import UserError

@@ -2,32 +2,12 @@
 
 import numpy as np
 import pytest
-from helpers import logits_of, random_images, random_model, write
+from helpers import logits_of, random_images, random_model, randomise, torch_logits, write
 
 import vit_jax
 from vit_jax.errors import UserError
 
 TOLERANCE = 2e-5
-
-
-def torch_logits(torch, model, images) -> np.ndarray:
-    """Of images that are normalised already, as the libraries' models take them."""
-    with torch.no_grad():
-        out = model.eval()(torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy()))
-    return getattr(out, "logits", out).numpy()
-
-
-def randomise(torch, model):
-    """Every parameter random, drawn so that activations keep their size."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if p.ndim < 2 or "token" in name or "pos" in name:
-                mean = 1.0 if p.ndim == 1 and name.endswith("weight") else 0.0
-                p.copy_(mean + 0.1 * torch.randn(p.shape, generator=generator))
-            else:
-                p.copy_(torch.randn(p.shape, generator=generator) / p[0].numel() ** 0.5)
-    return model.eval()
 
 
 # Twelve layers, whose order could be mistaken, and the whole ResNet once; elsewhere two layers show the same.
@@ -101,7 +81,8 @@ def test_timm_vits_give_the_same_logits_here(case, torch, timm, tmp_path):
             "global_pool='max'",
         ),
         ("vit_pwee_patch16_reg1_gap_256", dict(depth=1), "none of the models|is not read"),
-        ("convnext_zepto_rms", {}, "convnext_zepto_rms is none of the models that are read"),
+        ("convnext_atto_rms", {}, r"differs from a ConvNeXt \(rms\)"),
+        ("test_convnext3", {}, "has kernels of 7, 5, 5 and 3, and SiLU"),
     ],
 )
 def test_timm_model_that_computes_otherwise_is_refused(name, options, message, torch, timm, tmp_path):

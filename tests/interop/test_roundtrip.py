@@ -23,7 +23,10 @@ def small(name: str) -> dict:
     if name.startswith("Swin"):
         _, values = parse_name(name)
         former = dict(pretrained_windows=(6, 3)) if values.get("pretrained_windows") else {}
-        return FEW | former | dict(dim=32, blocks=(2, 1), stage_heads=(2, 4), image_size=8 * values["window"])
+        window = values["window"]
+        each = {} if isinstance(window, int) else dict(window=window[-2:])
+        size = 8 * (window if isinstance(window, int) else window[0])
+        return FEW | former | each | dict(dim=32, blocks=(2, 1), stage_heads=(2, 4), image_size=size)
     patch = int(name.rsplit("/")[-1]) if "/" in name else 32
     if name.startswith("BiT"):
         return FEW | dict(resnet_blocks=(1, 2, 1, 1), resnet_width=1, image_size=64)
@@ -36,7 +39,8 @@ DINO = dict(dim=64, depth=1, hidden=256, heads=2, layer_scale=1.0, gelu="erf", p
 CONVNEXT = FEW | dict(image_size=32, blocks=(1, 1, 2, 1), widths=(16, 24, 32, 40))
 SWIN = [name for name in vit_jax.MODELS if name.startswith("Swin")]
 TIMM = [name for name in GOOGLE if name.startswith("ViT")] + ["R+ViT-Ti/16", "R26+ViT-S/32", *SWIN]
-TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))] + SWIN
+TRANSFORMERS = [name for name in GOOGLE if name.startswith(("ViT", "BiT"))]
+TRANSFORMERS += [name for name in SWIN if "S3" not in name]
 DINOV3 = dict(num_classes=0, position="none", rope="dinov3", layer_scale=1.0, gelu="erf")
 BEIT = dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
 CLIP = dict(stem_norm="tokens", gelu="quick", norm_epsilon=1e-5)
@@ -109,6 +113,7 @@ CASES = [
             dict(stem="overlapping", gelu="tanh"),
             dict(stem="tiered", norm_first=True, norm_epsilon=1e-5),
             dict(head_hidden=24),
+            dict(stem="activated", centred_norm=False),
         )
     ),
     ("timm", "ConvNeXtV2-Atto", FEW | dict(image_size=32)),

@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from helpers import logits_of, random_images
+from helpers import logits_of, random_images, randomise
 from safetensors.numpy import load_file, save_file
-from test_parity import randomise
 
 import vit_jax
 from vit_jax.errors import UserError

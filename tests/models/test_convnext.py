@@ -18,6 +18,7 @@ CASES = {
     "tanh GELU": dict(gelu="tanh", norm_epsilon=1e-3, head_epsilon=1e-2),
     "overlapping": dict(stem="overlapping", norm_first=True),
     "tiered": dict(stem="tiered", widths=(32, 12), head_hidden=7),
+    "deviation norms": dict(centred_norm=False, stem="activated", norm_epsilon=1e-3),
     "other means": dict(mean=(0.4, 0.5, 0.6), deviation=0.25),
     "no head": dict(num_classes=0),
 }
@@ -38,9 +39,15 @@ def response_norm(x, p):
     return p["scale"] * x * (strength / (strength.mean() + 1e-6)) + p["bias"] + x
 
 
+def norm(x, p, epsilon):
+    if "bias" in p:
+        return layer_norm(x, p, epsilon)
+    return x / np.sqrt(x.var(-1, keepdims=True, ddof=1) + epsilon) * p["scale"]
+
+
 def block(x, p, gelu, epsilon):
     branch = reference.activate(
-        linear(layer_norm(depthwise(x, p["depthwise"]), p["norm"], epsilon), p["fc1"]), gelu
+        linear(norm(depthwise(x, p["depthwise"]), p["norm"], epsilon), p["fc1"]), gelu
     )
     branch = response_norm(branch, p["response_norm"]) if "response_norm" in p else branch
     branch = linear(branch, p["fc2"])
@@ -66,19 +73,17 @@ def convnext(
     if stem == "patches":
         x = convolve(x, p["stem"]["0"], 4, 4, 0)
     else:
-        x = convolve(convolve(x, p["stem"]["0"], 3, 2, 1), p["stem"]["1"], 3, 2, 1)
-    x = layer_norm(x, p["stem_norm"], norm_epsilon)
+        x = convolve(x, p["stem"]["0"], 3, 2, 1)
+        x = reference.activate(x, gelu) if stem == "activated" else x
+        x = convolve(x, p["stem"]["1"], 3, 2, 1)
+    x = norm(x, p["stem_norm"], norm_epsilon)
     for stage in p["stages"].values():
         if "downsample" in stage:
-            x = convolve(layer_norm(x, stage["norm"], norm_epsilon), stage["downsample"], 2, 2, 0)
+            x = convolve(norm(x, stage["norm"], norm_epsilon), stage["downsample"], 2, 2, 0)
         for name in sorted(stage.keys() - {"norm", "downsample"}):
             x = block(x, stage[name], gelu, norm_epsilon)
     last = head_epsilon or norm_epsilon
-    x = (
-        layer_norm(x, p["norm"], last).mean((0, 1))
-        if norm_first
-        else layer_norm(x.mean((0, 1)), p["norm"], last)
-    )
+    x = norm(x, p["norm"], last).mean((0, 1)) if norm_first else norm(x.mean((0, 1)), p["norm"], last)
     x = reference.activate(linear(x, p["pre_logits"]), gelu) if head_hidden else x
     return linear(x, p["head"]) if num_classes else x
 
@@ -132,8 +137,8 @@ def test_parameters_are_the_publications():
         )
 
 
-def test_there_are_ten_sizes_of_the_first_version_and_nine_of_the_second():
-    assert len(list_models("ConvNeXt-*")) == 10 and len(list_models("ConvNeXtV2-*")) == 9
+def test_there_are_eleven_sizes_of_the_first_version_and_nine_of_the_second():
+    assert len(list_models("ConvNeXt-*")) == 11 and len(list_models("ConvNeXtV2-*")) == 9
 
 
 def layers_of(name):

@@ -34,6 +34,7 @@ CASES = {
     "divided": dict(image_size=(12, 12)),
     "one axis shifted": SHORT | dict(image_size=(6, 12)),
     "map within a window": dict(window=6),
+    "other windows in each stage": dict(window=(2, 3)),
     "positions": dict(position="1d", channels=1, num_classes=0),
     "three stages": dict(blocks=(1, 2, 1), stage_heads=(1, 2, 4)),
     "V2: padded, shifted": dict(version=2),
@@ -110,7 +111,8 @@ def swin(params, image, *, window, patch_size, blocks, version=1, pretrained_win
     if "position_embedding" in params:
         x = x + params["position_embedding"]["table"][0].reshape(x.shape)
     for stage, number in enumerate(blocks, start=1):
-        own = min(window, x.shape[0]), min(window, x.shape[1])
+        side = window if isinstance(window, int) else window[stage - 1]
+        own = min(side, x.shape[0]), min(side, x.shape[1])
         former = pretrained_windows and pretrained_windows[stage - 1]
         for place in range(1, number + 1):
             block = params["stages"][f"{stage}"][f"{place:02d}"]
@@ -312,6 +314,7 @@ def test_a_swin_is_resized_where_its_windows_stay():
         (dict(pretrained_windows=(4, 4)), "is for model.version=2"),
         (dict(stage_heads=(2, 3)), "3 heads do not divide the width 16 of stage 2"),
         (dict(window=0), "window is 0 and must be"),
+        (dict(window=(3, 3, 3)), "model.window has 3 stages, and model.blocks 2"),
         (dict(version=3), "version is 3 and must be"),
         (dict(position="2d"), "position is '2d' and must be"),
     ],

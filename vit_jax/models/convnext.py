@@ -31,7 +31,8 @@ from vit_jax.options import Option, flag, number, one_of, several, whole
 ARGUMENTS = {
     "widths": several(whole(1, 2**16), least=1),
     "grn": flag(),
-    "stem": one_of("patches", "overlapping", "tiered"),
+    "stem": one_of("patches", "overlapping", "tiered", "activated"),
+    "centred_norm": flag(),
     "norm_first": flag(),
     "head_hidden": or_none(whole(1, 2**20)),
     "head_epsilon": or_none(number(above=0, most=1)),
@@ -41,6 +42,9 @@ OPTIONS = {
     "model.widths": Option(None, ARGUMENTS["widths"], "Channels in each stage of a ConvNeXt."),
     "model.grn": Option(None, ARGUMENTS["grn"], "ConvNeXt V2's normalisation of hidden values."),
     "model.stem": Option(None, ARGUMENTS["stem"], "A ConvNeXt's first layers."),
+    "model.centred_norm": Option(
+        None, ARGUMENTS["centred_norm"], "Layer norms of a ConvNeXt subtract the mean, and add a bias."
+    ),
     "model.norm_first": Option(
         None, ARGUMENTS["norm_first"], "Normalise a ConvNeXt's features before the mean."
     ),
@@ -65,8 +69,10 @@ SIZES = {
     "XL": dict(blocks=(3, 3, 27, 3), widths=(256, 512, 1024, 2048)),
     "H": dict(blocks=(3, 3, 27, 3), widths=(352, 704, 1408, 2816)),
     "XXL": dict(blocks=(3, 4, 30, 3), widths=(384, 768, 1536, 3072), norm_epsilon=1e-5),  # OpenCLIP's.
+    "Zepto": dict(blocks=(2, 2, 4, 2), widths=(32, 64, 128, 256), centred_norm=False),  # timm's.
 }
 SMALL = ("Atto", "Femto", "Pico", "Nano")
+_ABSENT = ("ConvNeXtV2-XL", "ConvNeXtV2-XXL", "ConvNeXtV2-Zepto")
 VERSIONS = {"ConvNeXt": {}, "ConvNeXtV2": dict(grn=True, layer_scale=None)}
 
 KERNEL = 7  # Side of a block's convolution.
@@ -81,9 +87,12 @@ class Common(NamedTuple):
     layer_scale: float | None
     epsilon: float
     dtype: Any
+    centred: bool
 
-    def norm(self, channels: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
-        """A layer norm of the channels, whose statistics are float32."""
+    def norm(self, channels: int, rngs: nnx.Rngs) -> nnx.Module:
+        """A norm of the channels, whose statistics are float32."""
+        if not self.centred:
+            return DeviationNorm(channels, self.epsilon)
         return nnx.LayerNorm(channels, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
 
     def dense(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
@@ -132,6 +141,18 @@ class Depthwise(nnx.Conv):
         return depthwise(x, kernel) + bias
 
 
+class DeviationNorm(nnx.Module):
+    """Channels over their deviation in each place, times a factor; their mean stays (timm's SimpleNorm)."""
+
+    def __init__(self, channels: int, epsilon: float):
+        self.scale, self.epsilon = nnx.Param(jnp.ones(channels)), epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., channels]` to the same shape; the variance divides by one less than the channels."""
+        variance = x.astype(jnp.float32).var(-1, keepdims=True, ddof=1)
+        return x * (jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]).astype(x.dtype)
+
+
 class ConvNeXtBlock(nnx.Module):
     """A convolution of each channel, a layer norm, an MLP over the channels, beside a shortcut."""
 
@@ -178,7 +199,7 @@ class ConvNeXt(ImageModel):
       grn: V2's normalisation of hidden values.
       layer_scale: initial value of LayerScale; None for none, as in V2.
       stem: `patches`, a convolution of 4x4 pixels; `overlapping`, two of 3x3 that each halve the image;
-        `tiered`, the first of these with half the channels (timm).
+        `tiered`, the first of these with half the channels; `activated`, a GELU between the two (timm).
       norm_first: normalise the last stage's features at each place, and not their mean (timm).
       head_hidden: width of a dense layer with a GELU before the linear head; None for none (timm, OpenCLIP).
       channels: of the images.
@@ -186,6 +207,7 @@ class ConvNeXt(ImageModel):
       gelu: `erf` (exact, as the authors'), `tanh` or `quick`.
       stochastic_depth: rate of skipped branches in the last block; it rises linearly from 0.
       norm_epsilon: of the layer norms.
+      centred_norm: the norms are layer norms; else they divide by the deviation alone (timm).
       head_epsilon: of the last one, before the head; None for `norm_epsilon` (Transformers).
       head_bias: initial value of the head's biases; its kernel is zero.
       remat: what of a block the backward pass computes anew, as of `ViT`.
@@ -216,6 +238,7 @@ class ConvNeXt(ImageModel):
         gelu: str = "erf",
         stochastic_depth: float = 0.0,
         norm_epsilon: float = 1e-6,
+        centred_norm: bool = True,
         head_epsilon: float | None = None,
         head_bias: float = 0.0,
         remat: str = "none",
@@ -229,8 +252,9 @@ class ConvNeXt(ImageModel):
         super().__init__(size, channels, mean, deviation, any_size=True)
         self.num_classes, self.blocks, self.remat = num_classes, tuple(blocks), remat
         self.stochastic_depth, self.gelu = stochastic_depth, gelu
-        common = Common(grn, gelu, layer_scale, norm_epsilon, jnp.dtype(dtype))
+        common = Common(grn, gelu, layer_scale, norm_epsilon, jnp.dtype(dtype), centred_norm)
 
+        self.activated = stem == "activated"
         self.stem = nnx.Dict(_stem(stem, channels, widths[0], common, rngs))
         self.stem_norm = common.norm(widths[0], rngs)
         # Named by stage and place, so that a checkpoint's paths are strings that sort in order.
@@ -270,8 +294,10 @@ class ConvNeXt(ImageModel):
         """Turns images into the features of each stage, finest first."""
         _check_size(jnp.shape(images)[1:3], len(self.blocks))
         x = self.normalize(images)
-        for conv in self.stem.values():
+        for place, conv in self.stem.items():
             x = conv(x)
+            if self.activated and place == "0":
+                x = GELUS[self.gelu](x)
         x = named("features", self.stem_norm(x))
         key, first, found = None if rngs is None else rngs.dropout(), 0, []
         for count, parts in zip(self.blocks, self.stages.values(), strict=True):
@@ -323,7 +349,7 @@ def _check_size(size: tuple[int, ...], stages: int) -> None:
 
 def _parse(name: str) -> dict | None:
     match = re.fullmatch(r"(ConvNeXt(?:V2)?)-(\w+)", name)
-    if not match or match[2] not in SIZES or name == "ConvNeXtV2-XL" or name == "ConvNeXtV2-XXL":
+    if not match or match[2] not in SIZES or name in _ABSENT:
         return None
     return SIZES[match[2]] | VERSIONS[match[1]]
 
@@ -338,8 +364,8 @@ def _spell(values: dict) -> str:
 
 
 def _source(name: str) -> str:
-    if name == "ConvNeXt-XXL":
-        return "Ilharco et al., 2021 (OpenCLIP)"
+    if name in ("ConvNeXt-XXL", "ConvNeXt-Zepto"):
+        return "Ilharco et al., 2021 (OpenCLIP)" if "XXL" in name else "Wightman, 2019 (timm)"
     later = name.startswith("ConvNeXtV2") or name.partition("-")[2] in SMALL
     return "Woo et al., 2023 (ConvNeXt V2)" if later else "Liu et al., 2022 (ConvNeXt)"
 
@@ -376,7 +402,7 @@ def _layer(blocks: tuple[int, ...], grouped: bool, path: str) -> float:
 FAMILY = Family(
     model=ConvNeXt,
     names=(
-        *(f"ConvNeXt-{size}" for size in ("T", "S", "B", "L", "XL", "XXL", *SMALL)),
+        *(f"ConvNeXt-{size}" for size in ("T", "S", "B", "L", "XL", "XXL", "Zepto", *SMALL)),
         *(f"ConvNeXtV2-{size}" for size in (*SMALL, "T", "S", "B", "L", "H")),
     ),
     parse=_parse,

@@ -12,6 +12,7 @@ are never copied for their own sake. What is copied is the shifted map, before t
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import PositionEmbedding, spread_offsets
 from vit_jax.models.resnet import HEAD_AXES, linear_head
 from vit_jax.models.transformer import Mlp, Stack, make_norm
-from vit_jax.options import Option, number, one_of, several, whole
+from vit_jax.options import Option, either, number, one_of, several, whole
 
 _COUNTS = several(whole(1, 2**16), least=1)
 
@@ -39,7 +40,9 @@ ARGUMENTS = {
     "patch_size": SIDE,
     "dim": whole(1, 2**20),
     "stage_heads": _COUNTS._replace(words="a tuple of attention heads in each stage, 1 to 65,536"),
-    "window": SIDE._replace(words="a whole number of places from 1 to 65,536"),
+    "window": either(SIDE, several(SIDE, least=1))._replace(
+        words="a whole number of places from 1 to 65,536, or one for each stage"
+    ),
     "version": whole(1, 2),
     "pretrained_windows": or_none(several(whole(1, 2**16), least=1)),
     "position": one_of("1d", "none"),
@@ -63,6 +66,13 @@ SIZES = {
     "S": dict(dim=96, blocks=(2, 2, 18, 2), stage_heads=(3, 6, 12, 24)),
     "B": dict(dim=128, blocks=(2, 2, 18, 2), stage_heads=(4, 8, 16, 32)),
     "L": dict(dim=192, blocks=(2, 2, 18, 2), stage_heads=(6, 12, 24, 48)),
+}
+
+# Searched for by Chen et al.: windows of each stage (2111.14725).
+SEARCHED = {
+    "T": SIZES["T"] | dict(window=(7, 7, 14, 7)),
+    "S": SIZES["S"] | dict(window=(14, 14, 14, 7)),
+    "B": SIZES["T"] | dict(blocks=(2, 2, 30, 2), window=(7, 7, 14, 7)),
 }
 
 PATCH, WINDOW = 4, 7  # Of a Swin whose name says no other.
@@ -327,8 +337,8 @@ class Swin(ImageModel):
       num_classes: width of the linear head; 0 for none: the call then returns what would enter it.
       dim: width of the first stage; each stage's is twice that of the one before it.
       blocks, stage_heads: blocks and attention heads of each stage.
-      window: side of a window, in places. Where a stage's map is no larger, the map is the window, and is not
-        shifted; where windows do not divide it, zeros fill the last ones.
+      window: side of a window in places, or its side in each stage. Where a stage's map is no larger, the map
+        is the window, and is not shifted; where windows do not divide it, zeros fill the last ones.
       version: 1 or 2.
       pretrained_windows: in each stage the side of the windows in pre-training, by which V2 counts offsets;
         None: of the model's own windows.
@@ -358,7 +368,7 @@ class Swin(ImageModel):
         dim: int = 96,
         blocks: tuple[int, ...] = (2, 2, 6, 2),
         stage_heads: tuple[int, ...] = (3, 6, 12, 24),
-        window: int = WINDOW,
+        window: int | tuple[int, ...] = WINDOW,
         version: int = 1,
         pretrained_windows: tuple[int, ...] | None = None,
         patch_size: int = PATCH,
@@ -503,21 +513,22 @@ def _stacks(stack: Stack, heads: tuple[int, ...]) -> list[Stack]:
     ]
 
 
-def windows(grid: tuple[int, int], window: int, stages: int) -> list[tuple[int, int]]:
+def windows(grid: tuple[int, int], window: int | tuple[int, ...], stages: int) -> list[tuple[int, int]]:
     """Height and width of the windows in each stage: the map's, where it is smaller than a window.
 
     Args:
       grid: rows and columns of patches, of which each further stage has half, rounded up.
     """
     maps = [tuple(-(-side // 2**stage) for side in grid) for stage in range(stages)]
-    return [(min(height, window), min(width, window)) for height, width in maps]
+    sides = (window,) * stages if isinstance(window, int) else window
+    return [(min(height, side), min(width, side)) for (height, width), side in zip(maps, sides, strict=True)]
 
 
 def _check_together(given: SimpleNamespace) -> None:
     """Raises UserError for arguments of `Swin` that do not fit one another."""
-    for name in ("stage_heads", "pretrained_windows"):
+    for name in ("stage_heads", "pretrained_windows", "window"):
         values = getattr(given, name)
-        if values is not None and len(values) != len(given.blocks):
+        if isinstance(values, Sequence) and len(values) != len(given.blocks):
             raise UserError(
                 f"model.{name} has {len(values)} stages, and model.blocks {len(given.blocks)}: each needs "
                 "one value"
@@ -544,6 +555,8 @@ def _check_size(size: tuple[int, int], patch: int) -> None:
 
 
 def _parse(name: str) -> dict | None:
+    if (searched := SEARCHED.get(name.removeprefix("Swin-S3-"))) and name.startswith("Swin-S3-"):
+        return searched
     match = re.fullmatch(r"Swin(V2)?-(\w+?)(?:/w([1-9]\d{0,4})(?:to([1-9]\d{0,4}))?)?", name)
     if not match or match[2] not in SIZES:
         return None
@@ -558,6 +571,9 @@ def _parse(name: str) -> dict | None:
 
 def _spell(values: dict) -> str:
     size = {key: values[key] for key in ("dim", "blocks", "stage_heads")}
+    for name, known in SEARCHED.items():
+        if size | dict(window=values.get("window")) == known and values.get("patch_size", PATCH) == PATCH:
+            return f"Swin-S3-{name}"
     name = next((name for name, known in SIZES.items() if known == size), None)
     if name is None:
         blocks, heads = ("-".join(map(str, values[key])) for key in ("blocks", "stage_heads"))
@@ -568,9 +584,15 @@ def _spell(values: dict) -> str:
     if former and former == (former[0],) * 3 + (former[0] // 2,):
         name += f"/w{former[0]}to{window}"
     elif version == 2 or window != WINDOW:
-        name += f"/w{window}"
+        name += f"/w{window if isinstance(window, int) else '-'.join(map(str, window))}"
     patch = values.get("patch_size", PATCH)
     return name if patch == PATCH else f"{name} (patches of {patch})"
+
+
+def _source(name: str) -> str:
+    if "S3" in name:
+        return "Chen et al., 2021 (S3)"
+    return "Liu et al., 2022 (Swin V2)" if "V2" in name else "Liu et al., 2021 (Swin)"
 
 
 def _smallest(values: dict) -> dict:
@@ -598,10 +620,11 @@ FAMILY = Family(
         *("Swin-T", "Swin-S", "Swin-B", "Swin-B/w12", "Swin-L", "Swin-L/w12"),
         *(f"SwinV2-{size}/w{window}" for size in "TSB" for window in (8, 16)),
         *(f"SwinV2-{size}/w{windows}" for size in "BL" for windows in ("12", "12to16", "12to24")),
+        *(f"Swin-S3-{size}" for size in SEARCHED),
     ),
     parse=_parse,
     spell=_spell,
-    source=lambda name: "Liu et al., 2022 (Swin V2)" if "V2" in name else "Liu et al., 2021 (Swin)",
+    source=_source,
     smallest=_smallest,
     axes=(
         (r"attention/qkv/kernel", "dim -> part heads head_dim"),

@@ -14,23 +14,31 @@ from vit_jax.interop.timm.timm_config import (
 )
 from vit_jax.models.convnext import KERNEL, SIZES, ConvNeXt
 
-_STEMS = {"patches": "patch", "overlapping": "overlap", "tiered": "overlap_tiered"}
+_STEMS = {
+    "patches": "patch",
+    "overlapping": "overlap",
+    "tiered": "overlap_tiered",
+    "activated": "overlap_act",
+}
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
 
 # The words for our sizes in timm's names of architectures.
 _WORDS = {"Atto": "atto", "Femto": "femto", "Pico": "pico", "Nano": "nano", "T": "tiny", "S": "small"}
-_WORDS |= {"B": "base", "L": "large", "XL": "xlarge", "XXL": "xxlarge", "H": "huge"}
-_ONLY = {"convnext": ("xlarge", "xxlarge"), "convnextv2": ("huge",)}  # Sizes of one version alone.
+_WORDS |= {"B": "base", "L": "large", "XL": "xlarge", "XXL": "xxlarge", "H": "huge", "Zepto": "zepto"}
+_ONLY = {"convnext": ("xlarge", "xxlarge", "zepto"), "convnextv2": ("huge",)}  # Sizes of one version alone.
 _TESTS = {
     "test_convnext": dict(depths=(1, 2, 4, 2), dims=(24, 32, 48, 64)),
     "test_convnext2": dict(depths=(1, 1, 1, 1), dims=(32, 64, 96, 128)),
 }
 _SHOWN = ("depths", "dims", "use_grn", "ls_init_value", "stem_type", "head_hidden_size", "head_norm_first")
-_SHOWN += ("conv_mlp", "norm_eps", "kernel_sizes", "patch_size", "head_init_scale")
+_SHOWN += ("conv_mlp", "norm_eps", "kernel_sizes", "patch_size", "head_init_scale", "norm_layer")
+_SIMPLE = "simplenorm"
 
 
 def named(architecture: str) -> dict | None:
     """Reads the name of a ConvNeXt's architecture into timm's arguments; None: it is of none."""
+    if architecture == "test_convnext3":
+        raise UserError(f"timm's {architecture} is not read: it has kernels of 7, 5, 5 and 3, and SiLU")
     if architecture in _TESTS:
         return _with_defaults(_TESTS[architecture]) | dict(norm_eps=1e-5, act_layer="gelu_tanh")
     family, _, rest = architecture.partition("_")
@@ -38,12 +46,15 @@ def named(architecture: str) -> dict | None:
     sizes = {word: SIZES[size] for size, word in _WORDS.items()}
     if family not in _ONLY or word not in sizes:
         return None
-    if more not in ("", "ols", "hnf", "mlp"):
+    simple = word == "zepto"  # Only these are published.
+    if more not in (("rms", "rms_ols") if simple else ("", "ols", "hnf", "mlp")):
         raise UserError(f"timm's {architecture} is not read: it differs from a ConvNeXt ({more})")
     said = _with_defaults(dict(depths=sizes[word]["blocks"], dims=sizes[word]["widths"]))
     said |= dict(use_grn=family == "convnextv2", norm_eps=sizes[word].get("norm_epsilon", 1e-6))
-    if more == "ols":
-        said["stem_type"] = "overlap" if word == "nano" else "overlap_tiered"
+    if more.endswith("ols"):
+        said["stem_type"] = dict(nano="overlap", zepto="overlap_act").get(word, "overlap_tiered")
+    if simple:
+        said["norm_layer"] = _SIMPLE
     if more == "mlp":
         said["head_hidden_size"] = said["dims"][-1]
     return said | dict(head_norm_first=more == "hnf")
@@ -51,17 +62,19 @@ def named(architecture: str) -> dict | None:
 
 def _with_defaults(shape: dict) -> dict:
     """Adds the arguments of timm's that a name does not say."""
-    return dict(use_grn=False, stem_type="patch", head_hidden_size=None, head_norm_first=False) | shape
+    usual = dict(use_grn=False, stem_type="patch", head_hidden_size=None, head_norm_first=False)
+    return usual | dict(norm_layer=None) | shape
 
 
 def _rules(values: dict) -> list[Rule]:
     block = "stages.{0}.blocks.{1}."
     inside = r"stages/(\d+)/(\d+)/"
-    convolutions = 1 if values["stem"] == "patches" else 2
-    stem = (torch_dense(f"stem/{place}", f"stem.{place}", CONV) for place in range(convolutions))
+    # The places of the convolutions in timm's stem, behind which its norm is.
+    places = dict(patches=(0,), activated=(0, 2)).get(values["stem"], (0, 1))
+    stem = (torch_dense(f"stem/{ours}", f"stem.{place}", CONV) for ours, place in enumerate(places))
     return [
         *(rule for rules in stem for rule in rules),
-        *torch_norm("stem_norm", f"stem.{convolutions}"),
+        *torch_norm("stem_norm", f"stem.{places[-1] + 1}"),
         *torch_norm(r"stages/(\d+)/norm", "stages.{0}.downsample.0"),
         *torch_dense(r"stages/(\d+)/downsample", "stages.{0}.downsample.1", CONV),
         *torch_dense(inside + "depthwise", block + "conv_dw", CONV),
@@ -100,6 +113,9 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         stem, channels = shapes["stem.0.weight"], shapes["stem.0.weight"][1]
         hidden = shapes["head.pre_logits.fc.bias"][0] if "head.pre_logits.fc.bias" in shapes else None
         kind = "patches" if stem[-1] == 4 else "overlapping" if stem[0] == widths[0] else "tiered"
+        if len(shapes.get("stem.2.weight", ())) == 4:  # Where the others have their norm.
+            kind = "activated"
+        centred = "stages.0.blocks.0.norm.bias" in shapes
         shown = dict(
             depths=blocks,
             dims=widths,
@@ -107,7 +123,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             stem_type=_STEMS[kind],
             head_norm_first="norm_pre.weight" in shapes,
             head_hidden_size=hidden,
+            norm_layer=None if centred else _SIMPLE,
         )
+        if not centred and _SIMPLE not in (given.get("norm_layer"), said.get("norm_layer")):
+            raise UserError(f"a timm ConvNeXt whose norms have no bias is read where they are {_SIMPLE}")
         refuse_contradictions(config, shown)
         if sides != {KERNEL}:
             raise UserError(f"a timm ConvNeXt with kernels of {sorted(sides)} is not read, but of {KERNEL}")
@@ -126,6 +145,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             head_hidden=hidden,
             gelu=_GELUS[gelu],
             norm_epsilon=epsilon,
+            centred_norm=centred,
         )
     except (KeyError, IndexError) as error:
         raise UserError(f"these are not the tensors of a ConvNeXt of timm's: {error} is missing") from error
@@ -138,9 +158,14 @@ def _describe(values: dict) -> dict:
     family, other = ("convnextv2", "convnext") if values["grn"] else ("convnext", "convnextv2")
     shape = dict(blocks=values["blocks"], widths=values["widths"])
     words = [word for size, word in _WORDS.items() if SIZES[size] | shape == SIZES[size]]
-    words = [word for word in words if word not in _ONLY[other]] or ["tiny"]  # Its shape is an argument.
+    words = [word for word in words if word not in _ONLY[other]]
+    plain = values["centred_norm"]
+    if not plain and values["grn"]:
+        raise UserError("timm's ConvNeXt V2 has no centred_norm=False")
+    # Its shape is an argument.
+    word = "zepto_rms" if not plain else next((word for word in words if word != "zepto"), "tiny")
     return dict(
-        architecture=f"{family}_{words[0]}",
+        architecture=f"{family}_{word}",
         model_args=dict(
             depths=list(values["blocks"]),
             dims=list(values["widths"]),

@@ -26,7 +26,7 @@ from vit_jax.interop.timm.timm_config import (
     refuse_contradictions,
     stated_size,
 )
-from vit_jax.models.swin import SIZES, Swin
+from vit_jax.models.swin import SEARCHED, SIZES, Swin
 
 _THEIRS = "layers.{m[0]}.blocks.{m[1]}."
 _ATTENTION = STAGED + "attention/"
@@ -63,19 +63,28 @@ def named(architecture: str) -> dict | None:
     Raises:
       UserError: models of this name compute something else.
     """
-    if architecture.startswith(("swinv2_cr_", "swin_s3_")):
+    if architecture.startswith("swinv2_cr_"):
         raise UserError(f"timm's {architecture} is not read: it differs from a Swin and a Swin V2")
+    if searched := re.fullmatch(r"swin_s3_(tiny|small|base)_224", architecture):
+        size = SEARCHED[_SIZES[searched[1]]]
+        return _said(size, 224, list(size["window"]), (0, 0, 0, 0))
     match = _NAME.fullmatch(architecture)
     if not match:
         return None
     size, first, last = SIZES[_SIZES[match[1]]], int(match[2]), match[3] and int(match[3])
+    former = (first, first, first, first // 2) if last else (0, 0, 0, 0)
+    return _said(size, int(match[4]), last or first, former)
+
+
+def _said(size: dict, pixels: int, window: int | list[int], former: tuple[int, ...]) -> dict:
+    """timm's arguments of one of our sizes."""
     return dict(
-        img_size=int(match[4]),
+        img_size=pixels,
         embed_dim=size["dim"],
         depths=size["blocks"],
         num_heads=size["stage_heads"],
-        window_size=last or first,
-        pretrained_window_sizes=(first, first, first, first // 2) if last else (0, 0, 0, 0),
+        window_size=window,
+        pretrained_window_sizes=former,
     )
 
 
@@ -109,7 +118,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         ) from error
     refuse_contradictions(config, dict(embed_dim=width, depths=blocks, num_heads=heads))
     if "window_size" in said:
-        window = _one_side(said["window_size"])
+        window = _sides(said["window_size"], len(blocks))
     elif table is None:
         raise UserError(
             "the tensors of a Swin V2 do not say how large its windows are: they need timm's config.json"
@@ -118,8 +127,9 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
         window = (math.isqrt(table[0]) + 1) // 2
     former = tuple(said.get("pretrained_window_sizes") or ())
     assumed = "" if "window_size" in said else f"windows of {window} places, as there is no config.json"
+    side = window if isinstance(window, int) else window[0]
     values = dict(
-        image_size=stated_size(config) or said.get("img_size") or image_size or 32 * window,
+        image_size=stated_size(config) or said.get("img_size") or image_size or 32 * side,
         channels=channels,
         num_classes=shapes.get("head.fc.bias", (0,))[0],
         dim=width,
@@ -133,21 +143,20 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     return values, assumed
 
 
-def _one_side(window) -> int:
-    """The side of square windows that are alike in all stages.
+def _sides(window, stages: int) -> int | tuple[int, ...]:
+    """The side of square windows in all stages, or in each.
 
     Raises:
-      UserError: they are not.
+      UserError: they are not square.
     """
-    sides = {window} if isinstance(window, int) else set(_flat(window))
-    if len(sides) != 1:
-        raise UserError(f"a timm Swin with window_size={window!r} is not read, but one side for all stages")
-    return sides.pop()
-
-
-def _flat(window) -> list:
-    """All numbers of a nested list."""
-    return [window] if isinstance(window, int) else [side for part in window for side in _flat(part)]
+    # Two numbers are a height and a width to timm.
+    whole = isinstance(window, int) or len(window) == 2 and isinstance(window[0], int)
+    each = [window] * stages if whole else window
+    sides = [{side} if isinstance(side, int) else set(side) for side in each]
+    if len(sides) != stages or any(len(side) != 1 for side in sides):
+        raise UserError(f"a timm Swin with window_size={window!r} is not read, but with square windows")
+    flat = tuple(side.pop() for side in sides)
+    return flat[0] if len(set(flat)) == 1 else flat
 
 
 def _describe(values: dict) -> dict:
@@ -158,7 +167,7 @@ def _describe(values: dict) -> dict:
     """
     if values["position"] != "none":
         raise UserError(f"timm's Swin has no position={values['position']!r}")
-    size = {key: values[key] for key in ("dim", "blocks", "stage_heads")}
+    window, size = values["window"], {key: values[key] for key in ("dim", "blocks", "stage_heads")}
     word = next((word for word, name in _SIZES.items() if SIZES[name] == size), "tiny")
     chosen = dict(
         img_size=list(values["image_size"]),
@@ -167,7 +176,7 @@ def _describe(values: dict) -> dict:
         embed_dim=values["dim"],
         depths=list(values["blocks"]),
         num_heads=list(values["stage_heads"]),
-        window_size=values["window"],
+        window_size=window if isinstance(window, int) else [[side, side] for side in window],
     )
     if values["version"] == 2:
         former = values["pretrained_windows"] or (0,) * len(values["blocks"])

@@ -69,6 +69,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
 def _describe(values: dict) -> dict:
     kind = _model_type(values)
     always = dict(stem="patches", norm_first=False, head_hidden=None, norm_epsilon=NORM_EPSILON)
+    always["centred_norm"] = True
     for option, only in always.items():
         if values[option] != only:
             raise UserError(f"Transformers' ConvNeXt has no {option}={values[option]!r}")

@@ -106,6 +106,8 @@ def _refuse_other_maps(values: dict) -> None:
     has a table of the whole window there.
     """
     side, version = values["window"], values["version"]
+    if not isinstance(side, int):
+        raise UserError(f"Transformers' Swin has one window for all stages, not {side} (model.window)")
     grid = tuple(length // values["patch_size"] for length in values["image_size"])
     for stage, window in enumerate(windows(grid, side, len(values["blocks"]))):
         places = tuple(-(-length // 2**stage) for length in grid)
