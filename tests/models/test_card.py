@@ -18,13 +18,13 @@ Dosovitskiy et al., 2021 (ViT)"""
 
 def test_listed_models_are_names():
     assert tuple(vit_jax.list_models()) == MODELS
-    assert list(vit_jax.list_models("*L/16*")) == ["ViT-L/16", "R50+ViT-L/16"]
+    assert list(vit_jax.list_models("*ViT-L/16")) == ["ViT-L/16", "R50+ViT-L/16"]
     assert list(vit_jax.list_models("BiT-R152*")) == ["BiT-R152x1", "BiT-R152x2", "BiT-R152x4"]
     assert not vit_jax.list_models("ViT-B")
 
 
 def test_listed_models_print_as_one_line_each():
-    assert repr(vit_jax.list_models("*L/16*")) == L_16
+    assert repr(vit_jax.list_models("*ViT-L/16")) == L_16
 
 
 def test_card_of_a_resnet_says_nothing_of_tokens():
@@ -125,6 +125,8 @@ def test_a_hybrids_name_says_its_down_sampling(name, tokens):
         ("R26+ViT-S/32", "Steiner"),
         ("ViT-mu/64", "Zhai"),
         ("ViT-So400m/64", "Alabdulmohsin"),
+        ("CLIP-B/32", "Radford"),
+        ("BEiTv2-B/16", "Peng"),
         ("BiT-R50x1", "Kolesnikov"),
     ],
 )
@@ -146,7 +148,9 @@ def test_hybrid_or_bit_that_there_is_not_is_refused(name):
         ("ViT_L/16", "did you mean 'ViT-L/16'?"),
         ("R50+VIT-B/16", "did you mean 'R50+ViT-B/16'?"),
         ("AxialResNet101", "did you mean 'AxialResNet50'?"),
-        ("xyz", "there are: Axial-ViT-B/16, "),
+        ("DINOv3-B", "did you mean 'DINOv3-B/16'?"),
+        ("DINOv3-B/14", "did you mean 'DINOv3-B/16'?"),
+        ("xyz", "there are: AIMv2-1B/14, "),
     ],
 )
 def test_unknown_name_is_answered_with_the_nearest(name, answer):

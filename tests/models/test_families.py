@@ -52,7 +52,8 @@ def test_a_name_is_of_one_family_which_spells_it_back(family, name):
     assert family_of(model) is family
     if "Axial" not in name:
         defaults = dict(resnet_blocks=None, resnet_width=1)
-        assert family.spell(defaults | family.parse(name)) == name
+        # A BEiT v2 is a BEiT by its arguments.
+        assert family.spell(defaults | family.parse(name)) == name.replace("BEiTv2", "BEiT")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

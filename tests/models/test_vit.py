@@ -11,7 +11,8 @@ from flax import nnx
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, model_factory
-from vit_jax.models.vit import SIZES, ViT
+from vit_jax.models.vit import ViT
+from vit_jax.models.vit_names import SIZES
 
 TINY = dict(image_size=(8, 12), num_classes=5, patch_size=4, dim=16, depth=2, hidden=24, heads=4)
 

@@ -75,3 +75,16 @@ def test_a_swin_goes_on_with_the_windows_that_its_name_says(tmp_path):
     assert origin.sources["stages/1/01/attention/bias_table"]().shape == (23, 23, 2)
     with pytest.raises(UserError, match="config.model.name means Swin-T, but .* is Swin-32x2-2"):
         find_origin(config(place, **{"model.name": "Swin-T"}), 3)
+
+
+def test_a_checkpoint_may_be_named_by_its_size_and_patch_alone(tmp_path):
+    arguments = dict(image_size=28, num_classes=3)
+    name = "DINOv2-S/14"
+    place = tmp_path / "model"
+    save(place, "timm", *described(name, **arguments), params_of(random_model(name, **arguments)).get)
+    values = {"data.image_size": 28, "data.test_resize": 28}
+    for named in (name, "ViT-S/14"):
+        origin = find_origin(config(place, **values, **{"model.name": named}), 3)
+        assert origin.arguments["layer_scale"] is not None
+    with pytest.raises(UserError, match="config.model.name means DINOv2-S/14-reg4, but .* is DINOv2-S/14;"):
+        find_origin(config(place, **values, **{"model.name": "DINOv2-S/14-reg4"}), 3)

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
-from vit_jax.models.vit import SIZES
+from vit_jax.models.vit_names import SIZES
 from vit_jax.parallel.mesh import replicated, split_batch
 
 CLASSES = 1000

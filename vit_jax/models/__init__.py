@@ -1,7 +1,7 @@
-"""Models by the paper's names: `ViT-B/16` is size B with patches of 16 pixels.
+"""Models by their papers' names: `ViT-B/16` is size B with patches of 16 pixels.
 
-`MODELS` lists the names; `list_models("*L/16*")` shows some with their sizes. `FAMILIES` lists the families
-that the names are of.
+`MODELS` lists the names; `list_models("*ViT-L/16")` shows some with their sizes. `FAMILIES` lists the
+families that the names are of.
 """
 
 import fnmatch
@@ -119,7 +119,7 @@ class Names(tuple):
 
 
 def list_models(pattern: str = "*") -> Names:
-    """The names that match, such as `*L/16*`; shown, they are cards with sizes, costs and sources."""
+    """The names that match, such as `*ViT-L/16`; shown, they are cards with sizes, costs and sources."""
     return Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
 
 

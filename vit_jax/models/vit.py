@@ -7,7 +7,6 @@ when a call brings `rngs`, and only then.
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from flax import nnx
 
 from vit_jax.arguments import MOST_LAYERS, SIDE, check_arguments, or_none
 from vit_jax.errors import UserError
-from vit_jax.models import initializers
+from vit_jax.models import initializers, vit_names
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import TokenModel, height_and_width
@@ -42,12 +41,9 @@ from vit_jax.models.resnet import (
     HEAD_AXES,
     RESNET_ARGUMENTS,
     RESNET_AXES,
-    WIDTH,
     ResNet,
     linear_head,
-    parse_width,
     resnet_stride,
-    spell_width,
 )
 from vit_jax.models.transformer import AttentionPooling, AxialBlock, EncoderBlock, Stack, make_norm
 from vit_jax.options import Option, flag, number, one_of, several, whole
@@ -145,41 +141,6 @@ OPTIONS = {
         "How kernels and biases start: as the paper's, or as masked autoencoders'.",
     ),
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
-}
-
-
-# B, L and H: table 1 of the ViT paper, b: its figure 4, with every width halved; Ti and S: "How to
-# train your ViT?" (Steiner et al., 2022); the others: "Scaling Vision Transformers" (Zhai et al., 2022)
-# and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), by big_vision's names.
-SIZES = {
-    "mu": dict(dim=32, depth=1, hidden=128, heads=2),
-    "Ti": dict(dim=192, depth=12, hidden=768, heads=3),
-    "S": dict(dim=384, depth=12, hidden=1536, heads=6),
-    "b": dict(dim=384, depth=12, hidden=1536, heads=12),
-    "M": dict(dim=512, depth=12, hidden=2048, heads=8),
-    "B": dict(dim=768, depth=12, hidden=3072, heads=12),
-    "L": dict(dim=1024, depth=24, hidden=4096, heads=16),
-    "So400m": dict(dim=1152, depth=27, hidden=4304, heads=16),
-    "H": dict(dim=1280, depth=32, hidden=5120, heads=16),
-    "g": dict(dim=1408, depth=40, hidden=6144, heads=16),
-    "G": dict(dim=1664, depth=48, hidden=8192, heads=16),
-    "e": dict(dim=1792, depth=56, hidden=15360, heads=16),
-}
-
-HEAD_WIDTH = 32  # Of sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2 heads.
-
-# The ResNet before a hybrid's Transformer, by what its name says. The number after the slash is all
-# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32. Those of 4 and 8 are
-# for images of 32 pixels or so; as R50's at 16, R14 and R26 at 4 have no stage 4, but its units in stage 3.
-HYBRIDS = {
-    ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
-    ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
-    ("R26", 32): dict(resnet_blocks=(2, 2, 2, 2), patch_size=1),
-    ("R26", 8): dict(resnet_blocks=(2, 2, 2, 2), resnet_stem="small", patch_size=1),
-    ("R26", 4): dict(resnet_blocks=(2, 2, 4), resnet_stem="small", patch_size=1),
-    ("R14", 8): dict(resnet_blocks=(1, 1, 1, 1), resnet_stem="small", patch_size=1),
-    ("R14", 4): dict(resnet_blocks=(1, 1, 2), resnet_stem="small", patch_size=1),
-    ("R", 16): dict(resnet_blocks=(), patch_size=8),
 }
 
 
@@ -726,55 +687,6 @@ def _check_size(size: tuple[int, int], stride: int, words: str) -> None:
         )
 
 
-def _parse(name: str) -> dict | None:
-    match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
-    size = match and (SIZES.get(match[4]) or _numbered_size(match[4]))
-    if not match or not size or not int(match[5]):
-        return None
-    axial, resnet, width, patch = match[1], match[2], match[3], int(match[5])
-    trunk = HYBRIDS.get((resnet, patch)) if resnet else dict(patch_size=patch)
-    if not trunk or (axial and resnet):
-        return None
-    wide = dict(resnet_width=parse_width(width)) if width else {}
-    return size | trunk | wide | (dict(attention="axial", pooling="gap") if axial else {})
-
-
-def _numbered_size(text: str) -> dict | None:
-    """The size that numbers name, as 64x4 does: an MLP four times as wide, heads of `HEAD_WIDTH`."""
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if not match or int(match[1]) % HEAD_WIDTH:
-        return None
-    dim = int(match[1])
-    return dict(dim=dim, depth=int(match[2]), hidden=4 * dim, heads=dim // HEAD_WIDTH)
-
-
-def _spell(values: dict) -> str:
-    blocks, stem = values["resnet_blocks"], values.get("resnet_stem", "large")
-    size = {key: values[key] for key in ("dim", "depth", "hidden", "heads")}
-    name = next((name for name, known in SIZES.items() if known == size), None)
-    if name is None:
-        name = "{dim}x{depth}".format(**size)
-        if _numbered_size(name) != size:
-            name += " (MLP {hidden}, {heads} heads)".format(**size)
-    width = values.get("resnet_width", 1)
-    wide = "" if width == 1 else f"x{spell_width(width)}"
-    trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}{wide}+"
-    down = values["patch_size"] * resnet_stride(blocks, stem)
-    shown, large = values | dict(resnet_stem=stem), dict(resnet_stem="large")
-    named = (number for (_, number), parts in HYBRIDS.items() if (large | parts).items() <= shown.items())
-    return f"{trunk}ViT-{name}/{next(named, down)}"
-
-
-def _source(name: str) -> str:
-    if name.startswith(("R+", "R26")) or re.match(r"ViT-(Ti|S)/", name):
-        return "Steiner et al., 2022 (AugReg)"
-    if name.startswith("ViT-So400m"):
-        return "Alabdulmohsin et al., 2023 (SoViT)"
-    if re.match(r"ViT-(mu|M|g|G|e)/", name):
-        return "Zhai et al., 2022 (Scaling ViT)"
-    return "Dosovitskiy et al., 2021 (ViT)"
-
-
 def _smallest(values: dict) -> dict:
     blocks = values.get("resnet_blocks")
     small = dict(dim=64, depth=2, hidden=128, heads=2)
@@ -796,20 +708,10 @@ def _layer(path: str) -> float:
 
 FAMILY = Family(
     model=ViT,
-    names=(
-        *("ViT-mu/16", "ViT-Ti/32", "ViT-Ti/16", "ViT-Ti/8", "ViT-S/32", "ViT-S/16", "ViT-S/14", "ViT-S/8"),
-        *("ViT-b/32", "ViT-M/16", "ViT-B/32", "ViT-B/16", "ViT-B/14", "ViT-B/8"),
-        *("ViT-L/32", "ViT-L/16", "ViT-L/14", "ViT-So400m/14", "ViT-H/32", "ViT-H/16", "ViT-H/14"),
-        *("ViT-g/16", "ViT-g/14", "ViT-G/16", "ViT-G/14", "ViT-e/14"),
-        *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
-        *("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
-        *("R14x1/16+ViT-32x4/8", "R14x1/8+ViT-64x4/8", "R14x1/4+ViT-96x4/8"),
-        *("R14x1/8+ViT-32x4/4", "R14x1/4+ViT-64x4/4", "R26x1/4+ViT-96x4/4"),
-        *("R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32", "Axial-ViT-B/32", "Axial-ViT-B/16"),
-    ),
-    parse=_parse,
-    spell=_spell,
-    source=_source,
+    names=vit_names.NAMES,
+    parse=vit_names.parse,
+    spell=vit_names.spell,
+    source=vit_names.source,
     smallest=_smallest,
     axes=(
         (r"attention(_pooling)?/out/kernel", "heads head_dim -> dim"),

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name, params_of
-from vit_jax.models import family_of, model_factory
+from vit_jax.models import family_of, model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, one_of, text
 from vit_jax.runs.workdir import open_any
@@ -89,12 +89,8 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
     checkpoint = open_any(values.checkpoint, config.data.image_size)
     own = checkpoint.arguments
     loose = {key: named[1][key] for key in family_of(checkpoint.model).loose if named and key in named[1]}
-    if named and model_name(*named) != model_name(checkpoint.model, own | loose):
-        name = model_name(checkpoint.model, own)
-        raise UserError(
-            f"config.model.name means {model_name(*named)}, but {values.checkpoint} is {name}; "
-            "leave it empty to take the checkpoint's"
-        )
+    if named:
+        _check_name(config, named, checkpoint, own | loose)
     if values.head == "kept" and own["num_classes"] != num_classes:
         raise UserError(
             f"config.finetune.head='kept', but {values.checkpoint} has {own['num_classes']:,} classes and "
@@ -107,6 +103,22 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
     arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new")
     found = [checkpoint.describe(), *done.describe()]
     return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
+
+
+def _check_name(config: ConfigDict, named: tuple[type, dict], checkpoint: Checkpoint, own: dict) -> None:
+    """Raises UserError where a checkpoint, by its own arguments, is not what the config's name says.
+
+    A name says no more than its own arguments: of a BEiT, `ViT-B/16` says size and patch.
+    """
+    model, wanted = named
+    said = {key: wanted[key] for key in parse_name(config.model.name)[1]}
+    name = model_name(checkpoint.model, own)
+    meant = model_name(model, own | said if model is checkpoint.model else wanted)
+    if meant != name:
+        raise UserError(
+            f"config.model.name means {meant}, but {config.finetune.checkpoint} is {name}; "
+            "leave it empty to take the checkpoint's"
+        )
 
 
 def _handed_in_origin(config: ConfigDict, num_classes: int, model: ImageModel | None) -> Origin:

@@ -20,7 +20,8 @@ from vit_jax.interop.timm.timm_config import (
     stated_size,
 )
 from vit_jax.models.resnet import resnet_stride
-from vit_jax.models.vit import SIZES, ViT
+from vit_jax.models.vit import ViT
+from vit_jax.models.vit_names import SIZES
 
 _THEIRS = "blocks.{0}."
 _VIT_RULES = (

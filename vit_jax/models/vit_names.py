@@ -1,0 +1,274 @@
+"""Names of ViTs: sizes with their patches, hybrids, and by their authors' names the plain ViTs that followed.
+
+`ViT-B/16` is size B with patches of 16 pixels, any size with any patch. `FOLLOWERS` lists the others.
+"""
+
+import re
+from typing import NamedTuple
+
+from vit_jax.models.resnet import WIDTH, parse_width, resnet_stride, spell_width
+
+# B, L and H: table 1 of the ViT paper, b: its figure 4, with every width halved; Ti and S: "How to
+# train your ViT?" (Steiner et al., 2022); the others: "Scaling Vision Transformers" (Zhai et al., 2022)
+# and "Getting ViT in Shape" (Alabdulmohsin et al., 2023), by big_vision's names.
+SIZES = {
+    "mu": dict(dim=32, depth=1, hidden=128, heads=2),
+    "Ti": dict(dim=192, depth=12, hidden=768, heads=3),
+    "S": dict(dim=384, depth=12, hidden=1536, heads=6),
+    "b": dict(dim=384, depth=12, hidden=1536, heads=12),
+    "M": dict(dim=512, depth=12, hidden=2048, heads=8),
+    "B": dict(dim=768, depth=12, hidden=3072, heads=12),
+    "L": dict(dim=1024, depth=24, hidden=4096, heads=16),
+    "So400m": dict(dim=1152, depth=27, hidden=4304, heads=16),
+    "H": dict(dim=1280, depth=32, hidden=5120, heads=16),
+    "g": dict(dim=1408, depth=40, hidden=6144, heads=16),
+    "G": dict(dim=1664, depth=48, hidden=8192, heads=16),
+    "e": dict(dim=1792, depth=56, hidden=15360, heads=16),
+}
+
+HEAD_WIDTH = 32  # Of sizes that a name gives in numbers: ViT-64x4 has 4 layers of width 64 and 2 heads.
+
+# The ResNet before a hybrid's Transformer, by what its name says. The number after the slash is all
+# of its down-sampling, except for R+ViT-Ti/16, which patches of 8 features bring to 32. Those of 4 and 8 are
+# for images of 32 pixels or so; as R50's at 16, R14 and R26 at 4 have no stage 4, but its units in stage 3.
+HYBRIDS = {
+    ("R50", 32): dict(resnet_blocks=(3, 4, 6, 3), patch_size=1),
+    ("R50", 16): dict(resnet_blocks=(3, 4, 9), patch_size=1),
+    ("R26", 32): dict(resnet_blocks=(2, 2, 2, 2), patch_size=1),
+    ("R26", 8): dict(resnet_blocks=(2, 2, 2, 2), resnet_stem="small", patch_size=1),
+    ("R26", 4): dict(resnet_blocks=(2, 2, 4), resnet_stem="small", patch_size=1),
+    ("R14", 8): dict(resnet_blocks=(1, 1, 1, 1), resnet_stem="small", patch_size=1),
+    ("R14", 4): dict(resnet_blocks=(1, 1, 2), resnet_stem="small", patch_size=1),
+    ("R", 16): dict(resnet_blocks=(), patch_size=8),
+}
+
+
+class Follower(NamedTuple):
+    """Plain ViTs of one publication.
+
+    Attributes:
+      family: the first part of their names.
+      source: the publication.
+      fixed: arguments that all of them have.
+      models: each one's size and patch, and what else it has of its own, by the rest of its name.
+    """
+
+    family: str
+    source: str
+    fixed: dict
+    models: dict[str, dict]
+
+
+def _sized(*names: str, **others) -> dict[str, dict]:
+    """Models such as `B/16`, of a size of `SIZES`, which have all else in common."""
+    sizes = ((name, *name.split("/")) for name in names)
+    return {name: SIZES[size] | dict(patch_size=int(patch)) | others for name, size, patch in sizes}
+
+
+def _gated(patch: int, dim: int, depth: int, hidden: int, heads: int, **others) -> dict:
+    """A size with gated MLPs."""
+    size = dict(patch_size=patch, dim=dim, depth=depth, hidden=hidden, heads=heads)
+    return size | dict(mlp="swiglu") | others
+
+
+_DINOV2 = _sized("S/14", "B/14", "L/14") | {"g/14": _gated(14, 1536, 40, 4096, 24)}
+_AVERAGED = dict(pooling="gap", cls_token=True, fc_norm=True)  # So they are fine-tuned to classes.
+_BEIT = dict(position="bias", qkv_bias="qv", gelu="erf") | _AVERAGED
+_BEITS = _sized("B/16", layer_scale=0.1) | _sized("L/16", layer_scale=1e-5)
+_PE = dict(stem_norm="tokens", rope="pe", gelu="erf", norm_epsilon=1e-5)
+_PE |= dict(pooling="map", pool_heads=8, pool_all=True, cls_token=True)
+
+FOLLOWERS = (
+    Follower("DINOv2", "Oquab et al., 2024 (DINOv2)", dict(layer_scale=1e-5, gelu="erf"), _DINOV2),
+    Follower(
+        "DINOv2",
+        "Darcet et al., 2024 (registers)",
+        dict(layer_scale=1e-5, gelu="erf", registers=4),
+        {f"{name}-reg4": size for name, size in _DINOV2.items()},
+    ),
+    Follower(
+        "DINOv3",
+        "Simeoni et al., 2025 (DINOv3)",
+        dict(position="none", rope="dinov3", rope_rescale=2.0, registers=4, layer_scale=1e-5)
+        | dict(qkv_bias="qv", gelu="erf", norm_epsilon=1e-5),
+        _sized("S/16")
+        | {"S+/16": _gated(16, 384, 12, 1536, 6)}
+        | _sized("B/16", "L/16")
+        | {"H+/16": _gated(16, 1280, 32, 5120, 20), "7B/16": _gated(16, 4096, 40, 8192, 32, qkv_bias="none")},
+    ),
+    Follower("BEiT", "Bao et al., 2022 (BEiT)", _BEIT, _BEITS),
+    # The same models, which go by BEiT's name where only their arguments are known.
+    Follower("BEiTv2", "Peng et al., 2022 (BEiT v2)", _BEIT, _BEITS),
+    Follower("EVA", "Fang et al., 2023 (EVA)", dict(qkv_bias="qv", gelu="erf") | _AVERAGED, _sized("g/14")),
+    Follower(
+        "EVA02",
+        "Fang et al., 2024 (EVA-02)",
+        dict(rope="eva02", rope_grid=(16, 16), qkv_bias="qv") | _AVERAGED,
+        {
+            "Ti/14": _gated(14, 192, 12, 512, 3),
+            "S/14": _gated(14, 384, 12, 1024, 6),
+            "B/14": _gated(14, 768, 12, 2048, 12, sub_norm="mlp"),
+            "L/14": _gated(14, 1024, 24, 2730, 16, sub_norm="mlp"),
+        },
+    ),
+    Follower(
+        "CLIP",
+        "Radford et al., 2021 (CLIP)",
+        dict(stem_norm="tokens", gelu="quick", norm_epsilon=1e-5),
+        _sized("B/32", "B/16", "L/14"),
+    ),
+    Follower(
+        "OpenCLIP",
+        "Cherti et al., 2023 (OpenCLIP)",
+        dict(stem_norm="tokens", gelu="erf", norm_epsilon=1e-5),
+        _sized("B/32", "B/16", "L/14", "H/14", "g/14", "G/14"),
+    ),
+    Follower(
+        "SigLIP",
+        "Zhai et al., 2023 (SigLIP)",
+        dict(pooling="map"),
+        _sized("B/32", "B/16", "L/16", "So400m/16", "So400m/14")
+        | {"g-opt/16": dict(patch_size=16, dim=1536, depth=40, hidden=6144, heads=16)},
+    ),
+    Follower(
+        "AIMv2",
+        "Fini et al., 2024 (AIMv2)",
+        dict(stem_norm="patches", norm="rms", norm_epsilon=1e-5, bias=False, qkv_bias="none", pooling="gap"),
+        {
+            "L/14": _gated(14, 1024, 24, 2816, 8),
+            "H/14": _gated(14, 1536, 24, 4096, 12),
+            "1B/14": _gated(14, 2048, 24, 5632, 16),
+            "3B/14": _gated(14, 3072, 24, 8192, 24),
+        },
+    ),
+    Follower(
+        "PE-core",
+        "Bolya et al., 2025 (Perception Encoder)",
+        _PE,
+        {"T/16": SIZES["Ti"] | dict(patch_size=16, rope_grid=(24, 24))}
+        | _sized("S/16", "L/14", rope_grid=(24, 24))
+        | _sized("B/16", rope_grid=(14, 14)),
+    ),
+)
+# Arguments and publication by name.
+_FOLLOWING = {
+    f"{follower.family}-{name}": (follower.fixed | own, follower.source)
+    for follower in FOLLOWERS
+    for name, own in follower.models.items()
+}
+
+NAMES = (
+    *("ViT-mu/16", "ViT-Ti/32", "ViT-Ti/16", "ViT-Ti/8", "ViT-S/32", "ViT-S/16", "ViT-S/14", "ViT-S/8"),
+    *("ViT-b/32", "ViT-M/16", "ViT-B/32", "ViT-B/16", "ViT-B/14", "ViT-B/8"),
+    *("ViT-L/32", "ViT-L/16", "ViT-L/14", "ViT-So400m/14", "ViT-H/32", "ViT-H/16", "ViT-H/14"),
+    *("ViT-g/16", "ViT-g/14", "ViT-G/16", "ViT-G/14", "ViT-e/14"),
+    *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
+    *("ViT-32x4/4", "ViT-64x4/4", "ViT-96x4/4"),
+    *("R14x1/16+ViT-32x4/8", "R14x1/8+ViT-64x4/8", "R14x1/4+ViT-96x4/8"),
+    *("R14x1/8+ViT-32x4/4", "R14x1/4+ViT-64x4/4", "R26x1/4+ViT-96x4/4"),
+    *("R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32", "Axial-ViT-B/32", "Axial-ViT-B/16"),
+    *_FOLLOWING,
+)
+
+# What tells models of one size and patch apart, as the paper's have it. What enters the head is not among
+# it, since fine-tuning changes that, nor are constants such as the norms' epsilons.
+_TELLING = dict(
+    resnet_blocks=None,
+    distillation="none",
+    stem_norm="none",
+    position="1d",
+    position_at="stem",
+    rope="none",
+    registers=0,
+    attention="full",
+    mlp="gelu",
+    norm="layer",
+    norm_at="before",
+    sub_norm="none",
+    qk_norm=False,
+    qkv_bias="all",
+    bias=True,
+)
+_SIZE = ("dim", "depth", "hidden", "heads")
+
+
+def _trunk(values: dict) -> dict:
+    """The values, by a model's arguments, that tell it from others of its size and patch."""
+    told = {name: values.get(name, papers) for name, papers in _TELLING.items()}
+    if told["rope"] == "dinov3":
+        del told["qkv_bias"]  # All of DINOv3's are zero, and timm leaves them out.
+    # CLIP and OpenCLIP differ in nothing else; exact GELU and its tanh approximation are one.
+    return told | dict(scaled=values.get("layer_scale") is not None, quick=values.get("gelu") == "quick")
+
+
+_PAPERS_TRUNK = _trunk({})
+
+
+def _following(values: dict) -> str | None:
+    """The name of a model among `FOLLOWERS`, by its arguments, or None."""
+    trunk = _trunk(values)
+    size = {name: values[name] for name in (*_SIZE, "patch_size")}
+    for name, (own, _) in _FOLLOWING.items():
+        # SigLIP's differ from the paper's in their pooling alone, which then tells them.
+        pooled = trunk != _PAPERS_TRUNK or values.get("pooling", "cls") == own.get("pooling")
+        if size.items() <= own.items() and trunk == _trunk(own) and pooled:
+            return name
+    return None
+
+
+def parse(name: str) -> dict | None:
+    """The arguments that a name stands for; None: it is no ViT's. See `Family.parse`."""
+    if name in _FOLLOWING:
+        return dict(_FOLLOWING[name][0])
+    match = re.fullmatch(rf"(Axial-)?(?:(R\d*)(?:x({WIDTH}))?\+)?ViT-(\w+)/(\d+)", name)
+    size = match and (SIZES.get(match[4]) or _numbered_size(match[4]))
+    if not match or not size or not int(match[5]):
+        return None
+    axial, resnet, width, patch = match[1], match[2], match[3], int(match[5])
+    trunk = HYBRIDS.get((resnet, patch)) if resnet else dict(resnet_blocks=None, patch_size=patch)
+    if not trunk or (axial and resnet):
+        return None
+    wide = dict(resnet_width=parse_width(width)) if width else {}
+    return size | trunk | wide | (dict(attention="axial", pooling="gap") if axial else {})
+
+
+def _numbered_size(text: str) -> dict | None:
+    """The size that numbers name, as 64x4 does: an MLP four times as wide, heads of `HEAD_WIDTH`."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if not match or int(match[1]) % HEAD_WIDTH:
+        return None
+    dim = int(match[1])
+    return dict(dim=dim, depth=int(match[2]), hidden=4 * dim, heads=dim // HEAD_WIDTH)
+
+
+def spell(values: dict) -> str:
+    """The name of a model by its arguments, or words for its size. See `Family.spell`."""
+    if (following := _following(values)) is not None:
+        return following
+    blocks, stem = values["resnet_blocks"], values.get("resnet_stem", "large")
+    size = {key: values[key] for key in _SIZE}
+    name = next((name for name, known in SIZES.items() if known == size), None)
+    if name is None:
+        name = "{dim}x{depth}".format(**size)
+        if _numbered_size(name) != size:
+            name += " (MLP {hidden}, {heads} heads)".format(**size)
+    width = values.get("resnet_width", 1)
+    wide = "" if width == 1 else f"x{spell_width(width)}"
+    trunk = "" if blocks is None else f"R{3 * sum(blocks) + 2 if blocks else ''}{wide}+"
+    down = values["patch_size"] * resnet_stride(blocks, stem)
+    shown, large = values | dict(resnet_stem=stem), dict(resnet_stem="large")
+    named = (number for (_, number), parts in HYBRIDS.items() if (large | parts).items() <= shown.items())
+    return f"{trunk}ViT-{name}/{next(named, down)}"
+
+
+def source(name: str) -> str:
+    """The publication of a named model."""
+    if name in _FOLLOWING:
+        return _FOLLOWING[name][1]
+    if name.startswith(("R+", "R26")) or re.match(r"ViT-(Ti|S)/", name):
+        return "Steiner et al., 2022 (AugReg)"
+    if name.startswith("ViT-So400m"):
+        return "Alabdulmohsin et al., 2023 (SoViT)"
+    if re.match(r"ViT-(mu|M|g|G|e)/", name):
+        return "Zhai et al., 2022 (Scaling ViT)"
+    return "Dosovitskiy et al., 2021 (ViT)"
