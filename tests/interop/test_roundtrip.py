@@ -51,6 +51,7 @@ LATER = [  # Types of Transformers' own.
     BEIT | dict(num_classes=0, position="none", layer_scale=None, image_size=(64, 32)),
     CLIP | dict(num_classes=0, channels=4),
     dict(pooling="map", num_classes=0),
+    dict(position="sincos2d_mae", num_classes=0, image_size=(64, 32)),
     CLIP | dict(pooling="gap", cls_token=True, final_norm=False),
 ]
 OPTIONS = {
@@ -80,6 +81,7 @@ OPTIONS = {
     ],
     "transformers": [
         dict(gelu="erf", norm_epsilon=1e-12),
+        dict(gelu="quick"),
         dict(distillation="token"),
         dict(distillation="heads"),
         dict(num_classes=0, pre_logits=True),
@@ -170,6 +172,7 @@ def test_read_after_write_is_bit_identical(library, name, arguments, tmp_path):
         ("transformers", "ViT-Ti/16", CLIP | dict(layer_scale=0.1), "CLIP has no layer_scale=0.1"),
         ("transformers", "ViT-Ti/16", CLIP | dict(image_size=(32, 64)), "square images, not for 32x64"),
         ("transformers", "ViT-Ti/16", CLIP | dict(pooling="gap"), "CLIP has no cls_token=False"),
+        ("transformers", "ViT-Ti/16", dict(position="sincos2d_mae"), "ViTMAE has no num_classes=3"),
         ("transformers", "ViT-Ti/16", dict(pooling="map"), "SigLIP has no num_classes=3"),
         ("transformers", "ViT-Ti/16", DINOV3 | dict(layer_scale=None), "DINOv3 has no layer_scale=None"),
         ("transformers", "ConvNeXt-T", dict(stem="tiered"), "ConvNeXt has no stem='tiered'"),

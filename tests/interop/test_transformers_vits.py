@@ -48,8 +48,24 @@ CASES = {
     "CLIP, whole": ("CLIPModel", "CLIPConfig", {}),
     "CLIP's classifier": ("CLIPForImageClassification", "CLIPConfig", {}),
     "SigLIP": ("SiglipVisionModel", "SiglipVisionConfig", {}),
+    "MAE": ("ViTMAEModel", "ViTMAEConfig", dict(mask_ratio=0.0)),
+    "MAE, whole": (
+        "ViTMAEForPreTraining",
+        "ViTMAEConfig",
+        dict(mask_ratio=0.0, decoder_hidden_size=8, decoder_num_attention_heads=2),
+    ),
     "SigLIP, whole": ("SiglipModel", "SiglipConfig", dict(hidden_act="gelu")),
 }
+
+
+def fixed_positions(side: int, dim: int) -> np.ndarray:
+    """The table of masked autoencoders' authors: zeros, then each place's waves by column and by row."""
+    frequencies = 10_000.0 ** (-np.arange(dim // 4) / (dim // 4))
+    table = [np.zeros(dim)]
+    for place in range(side**2):
+        x, y = place % side * frequencies, place // side * frequencies
+        table.append(np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)]))
+    return np.stack(table)[None]
 
 
 @pytest.fixture
@@ -62,6 +78,9 @@ def drawn(torch, transformers, tmp_path):
             options = dict(vision_config=options, text_config=TEXT, num_labels=7, projection_dim=24)
         theirs = getattr(transformers, kind)(getattr(transformers, config)(**options))
         randomise(torch, theirs)
+        for p in theirs.parameters():
+            if not p.requires_grad:
+                p.data[:] = torch.from_numpy(fixed_positions(4, p.shape[-1]))
         theirs.save_pretrained(tmp_path / kind)
         return theirs, tmp_path / kind
 
@@ -72,11 +91,11 @@ def output(torch, theirs, images, **options) -> np.ndarray:
     """What a model of Transformers gives for normalised images, in float64."""
     with torch.no_grad():
         seen = torch.from_numpy(np.float64(images).transpose(0, 3, 1, 2).copy())
-        theirs = theirs.double().eval()
+        theirs = getattr(theirs.double().eval(), "vit", theirs)  # Of a masked autoencoder.
+        torch.manual_seed(0)  # It shuffles the patches.
         out = getattr(theirs, "get_image_features", theirs)(seen, **options)  # Of a whole model.
-    return next(
-        getattr(out, name) for name in ("logits", "image_embeds", "pooler_output") if name in out
-    ).numpy()
+    names = [name for name in ("logits", "image_embeds", "pooler_output") if name in out]
+    return (getattr(out, names[0]) if names else out.last_hidden_state[:, 0]).numpy()
 
 
 def assert_alike(ours, images, wanted):
@@ -102,17 +121,25 @@ def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, d
     np.testing.assert_array_equal(output(torch, again, images), output(torch, theirs, images))
 
 
+# How they are told to, and what is said here.
 INTERPOLATE = dict(interpolate_pos_encoding=True)
-RESIZED = {"DINOv3": {}, "BEiT, absolute": {}, "CLIP": INTERPOLATE, "SigLIP": INTERPOLATE}
+RESIZED = {
+    "DINOv3": ({}, {}),
+    "BEiT, absolute": ({}, {}),
+    "CLIP": (INTERPOLATE, {}),
+    "SigLIP": (INTERPOLATE, {}),
+    "MAE": (INTERPOLATE, dict(position="1d")),
+}
 
 
 @pytest.mark.parametrize("size", [24, (48, 32)], ids=str)
 @pytest.mark.parametrize("case", RESIZED)
 def test_at_another_size_it_gives_the_same_here(case, size, torch, drawn):
     theirs, folder = drawn(*CASES[case])
-    ours = vit_jax.load_model(folder, say=str, image_size=size)
+    there, here = RESIZED[case]
+    ours = vit_jax.load_model(folder, say=str, image_size=size, **here)
     images = random_images(ours)
-    assert_alike(ours, images, output(torch, theirs, ours.normalize(images), **RESIZED[case]))
+    assert_alike(ours, images, output(torch, theirs, ours.normalize(images), **there))
 
 
 @pytest.mark.parametrize(
@@ -129,9 +156,28 @@ def test_whole_numbers_that_older_versions_keep_are_left_out(case, name, drawn):
     assert vit_jax.load_model(folder, say=str).depth == 2
 
 
-def test_what_is_left_out_of_a_whole_model_is_said(drawn):
-    _, folder = drawn(*CASES["CLIP, whole"])
-    assert "assumed: the model of images alone, of two" in open_any(folder).describe()
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("CLIP, whole", "the model of images alone, of two"),
+        ("SigLIP, whole", "the model of images alone, of two"),
+        ("MAE, whole", "the encoder alone, without its decoder"),
+    ],
+)
+def test_what_is_left_out_of_a_whole_model_is_said(case, words, drawn):
+    _, folder = drawn(*CASES[case])
+    assert f"assumed: {words}" in open_any(folder).describe()
+
+
+def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
+    theirs, folder = drawn(*CASES["MAE"])
+    assert vit_jax.load_model(folder, say=str).position == "sincos2d_mae"
+    theirs.embeddings.position_embeddings.data[0, 3, 5] += 0.1
+    theirs.save_pretrained(folder)
+    ours = vit_jax.load_model(folder, say=str)
+    images = random_images(ours)
+    assert ours.position == "1d"
+    assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
 
 
 def test_pixels_that_no_patch_reads_are_left_out_and_that_is_said(torch, drawn):

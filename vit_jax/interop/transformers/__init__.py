@@ -79,6 +79,7 @@ LIBRARY = Library(
         "transformers_convnext",
         "transformers_dinov2",
         "transformers_dinov3",
+        "transformers_mae",
         "transformers_siglip",
         "transformers_swin",
         "transformers_vit",
@@ -91,7 +92,7 @@ LIBRARY = Library(
     unknown=lambda config, tensors: (
         f"a Transformers model of type {config.get('model_type')!r} is not read; there are: beit, bit, clip, "
         "clip_vision_model, convnext, convnextv2, deit, dinov2, dinov2_with_registers, dinov3_vit, "
-        "siglip, siglip_vision_model, swin, swinv2, vit"
+        "siglip, siglip_vision_model, swin, swinv2, vit, vit_mae"
     ),
     preprocessing=_preprocessing,
     class_names=_class_names,
