@@ -83,6 +83,31 @@ def assert_vit_equals_reference(**overrides):
     np.testing.assert_allclose(forward(model, images), expected, atol=2e-5)
 
 
+def assert_vit_gradients_equal_differences(**overrides):
+    """Gradients of `TINY` with other arguments are the slopes of `vit`, in a direction of each parameter."""
+    arguments = TINY | overrides
+    model, image = random_model(**arguments), random_images(1, *arguments["image_size"])
+    graphdef, params = nnx.split(model)
+    weights = np.linspace(-1, 1, arguments["num_classes"])
+
+    def loss(params):
+        return nnx.merge(graphdef, params)(image)[0] @ jnp.asarray(weights, jnp.float32)
+
+    gradients = jax.jit(jax.grad(loss), compiler_options=HURRIED)(params)
+    found, plain = dict(nnx.to_flat_state(gradients)), parameters(model)
+    largest = max(np.linalg.norm(x[...]) for x in found.values())
+    rng = np.random.default_rng(2)
+    for path, x in jax.tree.leaves_with_path(plain):
+        direction, ends = rng.normal(size=x.shape), []
+        for step in (1e-5, -1e-5):
+            change = {path: step * direction}
+            moved = jax.tree.map_with_path(lambda p, y, change=change: y + change.get(p, 0), plain)
+            ends.append(vit(moved, np.float64(image[0]), **arguments) @ weights)
+        names = tuple(key.key for key in path)
+        slope = np.sum(np.float64(found[names][...]) * direction)
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-5, atol=2e-4 * largest, err_msg=str(names))
+
+
 # Layers.
 
 

@@ -7,6 +7,7 @@ from flax import nnx
 from reference import (
     TINY,
     assert_vit_equals_reference,
+    assert_vit_gradients_equal_differences,
     count,
     forward,
     fresh_model,
@@ -74,6 +75,22 @@ ALL = dict(
 )
 def test_options_equal_a_plain_forward_pass(overrides):
     assert_vit_equals_reference(**overrides)
+
+
+@pytest.mark.one_variant
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        dict(position="bias", qkv_bias="qv", layer_scale=0.1, pooling="gap", cls_token=True, fc_norm=True),
+        dict(rope="eva02", heads=2, rope_grid=(5, 4), mlp="swiglu", sub_norm="both", qkv_bias="qv"),
+        dict(rope="dinov3", heads=2, position="none", registers=2, qkv_bias="none", norm="rms"),
+        dict(rope="mixed", heads=2, norm_at="after", stem_norm="tokens", gelu="quick", bias=False),
+        dict(rope="pe", heads=2, pooling="map", pool_all=True, pool_heads=4, stem_norm="patches"),
+    ],
+    ids=["BEiT", "EVA-02", "DINOv3", "mixed", "PE"],
+)
+def test_gradients_are_the_slopes_of_a_plain_forward_pass(overrides):
+    assert_vit_gradients_equal_differences(depth=1, image_size=(8, 8), **overrides)
 
 
 def test_layer_scale_starts_at_its_value():
