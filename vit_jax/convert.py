@@ -17,14 +17,14 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import LIBRARIES, fit, save
+from vit_jax.interop.checkpoint import LIBRARIES, WRITTEN, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.torch_files import is_torch_file, unpack
 from vit_jax.runs.workdir import open_any
 from vit_jax.save import check_destination, library_of
 
-flags.DEFINE_enum("to", None, sorted(LIBRARIES), "format to write")
+flags.DEFINE_enum("to", None, sorted(WRITTEN), "format to write")
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
 flags.DEFINE_string("image_size", None, "pixels, 384 or HEIGHTxWIDTH: position embeddings are resized")
 flags.DEFINE_bool("pre_logits", None, "keep or leave out the hidden layer of the head")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import LIBRARIES, complete, fit, params_of, save
+from vit_jax.interop.checkpoint import LIBRARIES, WRITTEN, complete, fit, params_of, save
 from vit_jax.models.image_model import ImageModel
 from vit_jax.runs.workdir import absolute, open_any
 
@@ -69,7 +69,7 @@ def library_of(destination: Path, model: type[ImageModel], values: dict[str, Any
 
 def check_destination(destination: Path, library: str) -> None:
     """Raises UserError unless there is such a library, and the destination has its ending."""
-    if library not in LIBRARIES:
-        raise UserError(f"there is no library {library!r}; there are: {', '.join(LIBRARIES)}")
+    if library not in WRITTEN:
+        raise UserError(f"models are not written for {library!r}, but for: {', '.join(WRITTEN)}")
     if destination.suffix != LIBRARIES[library].suffix:
         raise UserError(f"{destination}: give FILE.npz for Google's format, or a new folder for the others")

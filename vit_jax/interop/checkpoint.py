@@ -20,7 +20,7 @@ from flax import nnx
 
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
-from vit_jax.interop import google, timm, transformers
+from vit_jax.interop import google, open_clip, timm, transformers
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.library import TRAINING_ONLY
 from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_patches, resize_positions
@@ -42,7 +42,9 @@ from vit_jax.models.position import FIXED
 PREPROCESSOR = "preprocessor_config.json"
 
 # In the order in which they are asked whether a file is theirs.
-LIBRARIES = {"google": google.LIBRARY, "transformers": transformers.LIBRARY, "timm": timm.LIBRARY}
+LIBRARIES = {"google": google.LIBRARY, "transformers": transformers.LIBRARY, "open_clip": open_clip.LIBRARY}
+LIBRARIES["timm"] = timm.LIBRARY  # It is asked last.
+WRITTEN = [name for name, library in LIBRARIES.items() if library.written]
 
 # What names, shapes and values of an unexpected kind lead to.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -140,13 +142,16 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
 
 def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
     """The `config.json` that belongs to a path, or {}, and the tensors."""
-    config = _beside(path, "config.json")
     if not path.is_dir():
-        return config, open_tensors(path)
+        start = "open_clip_" if path.name.startswith("open_clip_") else ""
+        return _beside(path, start + "config.json"), open_tensors(path)
+    config = _beside(path, "config.json")
     if (path / "model.safetensors").is_file():
         return config, open_tensors(path / "model.safetensors")
     if (path / "model.safetensors.index.json").is_file():
         return config, open_sharded(path / "model.safetensors.index.json")
+    if (path / "open_clip_model.safetensors").is_file():
+        return _open_files(path / "open_clip_model.safetensors")
     pickles = [name for name in os.listdir(path) if name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         open_tensors(path / pickles[0])  # Says why not.

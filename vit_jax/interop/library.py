@@ -75,6 +75,7 @@ class Library(NamedTuple):
         words what a file does not say; from `config.json`, `preprocessor_config.json` and the channels.
       class_names: the names of the classes in a `config.json`, if they are named.
       files: the JSON files beside the tensors, by name; None: the library has none.
+      written: models are written for it too.
     """
 
     title: str
@@ -86,6 +87,7 @@ class Library(NamedTuple):
     preprocessing: Callable[[dict, dict, int], tuple[dict, Preprocessing | None, str]]
     class_names: Callable[[dict], list]
     files: Callable[[dict, Values, Preprocessing | None, Sequence[str]], dict[str, dict] | None]
+    written: bool = True
 
     def read_format(self, config: dict, tensors: Tensors) -> Format:
         """The format that tensors are in.
