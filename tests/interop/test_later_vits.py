@@ -42,8 +42,8 @@ def small(torch, timm, name, **options):
     with torch.device("meta"):
         whole = timm.create_model(name)
     patch, heads = whole.patch_embed.patch_size[0], whole.blocks[0].attn.num_heads
-    sizes = dict(depth=2, embed_dim=16 * heads, img_size=(4 * patch, 5 * patch))
-    return randomise(torch, timm.create_model(name, num_classes=7, **(sizes | options)))
+    sizes = dict(depth=2, embed_dim=16 * heads, img_size=(4 * patch, 5 * patch), num_classes=7)
+    return randomise(torch, timm.create_model(name, **(sizes | options)))
 
 
 @pytest.mark.one_variant
