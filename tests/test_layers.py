@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "vit_jax"
 
 # What each part may import of ours, besides itself, `errors` and `progress`.
 ALLOWED = {
-    "models": {"arguments", "options"},
+    "models": {"arguments", "options", "published"},
     "data": {"options"},
     "parallel": {"models", "options"},
     "options": set(),
@@ -48,7 +48,7 @@ ALLOWED = {
         "runs",
     },
     "preparation": {"data", "parallel", "models", "runs"},
-    "load": {"interop", "models", "data", "parallel", "evaluation", "runs"},
+    "load": {"interop", "models", "published", "data", "parallel", "evaluation", "runs"},
     "save": {"interop", "models", "runs"},
     "interface": {"command", "config", "models", "runs", "training"},
     "inspection": {"models"},

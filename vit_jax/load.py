@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, build, fit, model_name
 from vit_jax.models.image_model import About, ImageModel
+from vit_jax.published.weights import Weights, find_weights
 from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 BATCH_SIZE = 32  # Images that `predict` has on the devices at once, at most.
@@ -35,20 +36,22 @@ class Prediction(NamedTuple):
 class AboutLoaded(About):
     """A record of where a loaded model came from, by which it predicts."""
 
-    def __init__(self, checkpoint: Checkpoint, arguments: dict[str, Any]):
+    def __init__(self, checkpoint: Checkpoint, arguments: dict[str, Any], weights: Weights | None = None):
         super().__init__(model_name(checkpoint.model, arguments), arguments)
         same_head = arguments["num_classes"] == checkpoint.arguments["num_classes"]
         self.place, self.library = checkpoint.place, checkpoint.library
         self.preprocessing = checkpoint.preprocessing
         self.class_names = checkpoint.class_names if same_head else ()
         self._checkpoint, self._extractors = checkpoint, {}
+        self._weights = weights
 
     def lines(self, model: ImageModel) -> dict[str, str]:
         try:
             crop = str(checkpoint_crop(self._checkpoint, model.image_size))
         except UserError as error:
             crop = str(error)
-        return {"from": f"{self.place}, {self.library}", "preprocessing": crop}
+        found = {"from": f"{self.place}, {self.library}", "preprocessing": crop}
+        return found if self._weights is None else {"published as": str(self._weights)} | found
 
     def predict(self, model: ImageModel, images: Any, top: int) -> list[Prediction]:
         if model.channels != 3:
@@ -138,7 +141,13 @@ class Listed(list):
     """A list of images."""
 
 
-def load_model(source: str | Path, *, say: Callable[[str], None] = print, **changes: Any) -> ImageModel:
+def load_model(
+    source: str | Path,
+    *,
+    pretrained: str | None = None,
+    say: Callable[[str], None] = print,
+    **changes: Any,
+) -> ImageModel:
     """The model that a checkpoint holds, fitted to a new task if one is asked for.
 
     It is an nnx module: `model(images)` gives logits of images that are prepared already. Besides,
@@ -148,19 +157,34 @@ def load_model(source: str | Path, *, say: Callable[[str], None] = print, **chan
     Args:
       source: the workdir of a run, newest checkpoint, or `WORKDIR@best` (by test accuracy, else test loss) or
         `WORKDIR@STEP`; a `.npz` file of Google's; a `.safetensors` file or a folder of timm or
-        Transformers; `hf://owner/name` or `hf://owner/name@revision`.
+        Transformers; `hf://owner/name` or `hf://owner/name@revision`; with `pretrained` a model's name.
+      pretrained: the tag of published weights, of `list_models(pretrained=True)`, or their repository's name.
       say: is told in a few lines what was found and what became of it.
       **changes: arguments of the model to change, such as `num_classes=10` (a new head of zeros,
         without pre-logits layer; 0 for none) or `image_size=384` (position embeddings resized).
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, or does not fit.
+      UserError: there is no such checkpoint, it is damaged, or does not fit; several weights have the tag.
     """
-    return build_model(open_any(source, changes.get("image_size")), say=say, **changes)
+    if pretrained is None:
+        return build_model(open_any(source, changes.get("image_size")), say=say, **changes)
+    weights = find_weights(str(source), pretrained)
+    checkpoint = open_any(f"hf://{weights.repository}", changes.get("image_size"))
+    return build_model(checkpoint, say=say, weights=weights, **changes)
 
 
-def build_model(checkpoint: Checkpoint, *, say: Callable[[str], None] = print, **changes: Any) -> ImageModel:
-    """The model of an open checkpoint, which knows what the model should see; otherwise as `load_model`."""
+def build_model(
+    checkpoint: Checkpoint,
+    *,
+    say: Callable[[str], None] = print,
+    weights: Weights | None = None,
+    **changes: Any,
+) -> ImageModel:
+    """The model of an open checkpoint, which knows what the model should see; otherwise as `load_model`.
+
+    Args:
+      weights: what the checkpoint is published as, where that is known.
+    """
     values, sources, done = fit(checkpoint, changes)
     say(checkpoint.describe())
     for line in done.describe():
@@ -168,5 +192,5 @@ def build_model(checkpoint: Checkpoint, *, say: Callable[[str], None] = print, *
     if values["dtype"] != checkpoint.arguments["dtype"]:
         say(f"computes in {values['dtype']} here")
     model = build(checkpoint.model, values, sources)
-    model.about = AboutLoaded(checkpoint, values)
+    model.about = AboutLoaded(checkpoint, values, weights)
     return model

@@ -19,7 +19,13 @@ def download(address: str) -> Path:
     """
     # Not where a training run would wait for them.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", address)
     if not match:
@@ -27,6 +33,13 @@ def download(address: str) -> Path:
     name, revision = match.groups()
     try:
         folder = snapshot_download(name, revision=revision, allow_patterns=_FILES)
+    except GatedRepoError as error:
+        raise UserError(
+            f"cannot fetch {address}: its owner asks for consent; give it at https://huggingface.co/{name}, "
+            "then log in here with: hf auth login"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(f"cannot fetch {address}: it is not there, or it is private") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         raise UserError(f"cannot fetch {address}: {str(error).strip().splitlines()[0]}") from error
     return Path(folder)

@@ -18,6 +18,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import Axes, Family, match_axes
 from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
+from vit_jax.published.weights import all_weights
 
 # The modules of this folder that hold a `FAMILY`, in the order in which their models are listed.
 FAMILIES: tuple[Family, ...] = tuple(
@@ -118,8 +119,22 @@ class Names(tuple):
         return "\n".join(str(model_card(name)) for name in self)
 
 
-def list_models(pattern: str = "*") -> Names:
-    """The names that match, such as `*ViT-L/16`; shown, they are cards with sizes, costs and sources."""
+class Listed(tuple):
+    """Published weights that print one line each."""
+
+    def __repr__(self):
+        return "\n".join(map(str, self))
+
+
+def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | Listed:
+    """The names that match, such as `*ViT-L/16`; shown, they are cards with sizes, costs and sources.
+
+    Args:
+      pretrained: in place of names the `Weights` that are published for them, which `load_model(name,
+        pretrained=tag)` loads.
+    """
+    if pretrained:
+        return Listed(found for found in all_weights() if fnmatch.fnmatchcase(found.model, pattern))
     return Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
 
 

@@ -1,0 +1,71 @@
+"""The published weights that load by a name, one line each in `weights.tsv`.
+
+`tests/interop/write_weights.py` makes the file of timm's registry.
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+from vit_jax.errors import UserError, nearest
+
+FILE = Path(__file__).parent / "weights.tsv"
+
+
+class Weights(NamedTuple):
+    """Published weights of a model.
+
+    Attributes:
+      model: our name of it.
+      tag: what names the weights: how and on what they were trained, by timm's words.
+      repository: on the Hugging Face Hub; its last part names no other weights.
+      pixels: side of the images.
+      classes: 0 for none.
+      licence: in the words of the registry.
+    """
+
+    model: str
+    tag: str
+    repository: str
+    pixels: int
+    classes: int
+    licence: str
+
+    def __str__(self):
+        head = f"{self.classes:,} classes" if self.classes else "no head"
+        return f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence {self.licence}"
+
+
+HEADER = Weights._fields
+
+
+@functools.cache
+def all_weights() -> tuple[Weights, ...]:
+    """All of them."""
+    rows = [line.split("\t") for line in FILE.read_text().splitlines()[1:]]
+    return tuple(Weights(*names, int(side), int(classes), last) for *names, side, classes, last in rows)
+
+
+def find_weights(model: str, pretrained: str) -> Weights:
+    """The weights of a model by their tag or by their repository, with its owner or without.
+
+    Where timm has them in several forms of one architecture, these are of the plain one.
+
+    Raises:
+      UserError: there are none, or several.
+    """
+    of_model = [weights for weights in all_weights() if weights.model == model]
+    if not of_model:
+        known = dict.fromkeys(weights.model for weights in all_weights())
+        raise UserError(f"no published weights of {model!r} are known; {nearest(model, known)}")
+    found = [x for x in of_model if pretrained in (x.tag, x.repository, x.repository.split("/")[-1])]
+    # A form of the same weights has a longer name: timm keeps the zero biases of DINOv3's in `..._qkvb`.
+    found.sort(key=lambda weights: len(weights.repository))
+    starts = [weights.repository.split(".")[0] for weights in found]
+    if len(found) > 1 and not all(start.startswith(starts[0]) for start in starts):
+        names = ", ".join(weights.repository.split("/")[-1] for weights in found)
+        raise UserError(f"{model} has several weights {pretrained!r}; give one of {names}")
+    if not found:
+        tags = dict.fromkeys(weights.tag for weights in of_model)
+        raise UserError(f"{model} has no weights {pretrained!r}; {nearest(pretrained, tags)}")
+    return found[0]
