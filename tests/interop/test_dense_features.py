@@ -7,7 +7,7 @@ from helpers import random_images, randomise
 
 import vit_jax
 
-TOLERANCE = 2e-5  # Relative to the largest.
+TOLERANCE = 5e-5  # Relative to the largest; cosines times up to 100 enter a Swin V2's softmax.
 VIT = dict(depth=2, embed_dim=48, num_heads=3)
 CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(16, 24, 32, 40))
 SWIN = dict(depths=(2, 2), embed_dim=32, num_heads=(2, 4))

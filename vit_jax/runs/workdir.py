@@ -249,6 +249,8 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     model = next((family.model for family in FAMILIES if family.name == kind), None)
     if model is None:
         raise UserError(f"{workdir / MANIFEST} is damaged: it names no kind of model; put back a copy of it")
+    if isinstance(rope := arguments.get("rope"), bool):  # Of an earlier version, which had one kind.
+        arguments["rope"] = "eva02" if rope else "none"
     values = complete(model, arguments)
     _, shapes = skeleton(model, values)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
