@@ -7,7 +7,9 @@ from helpers import random_images, randomise
 
 import vit_jax
 
-TOLERANCE = 5e-5  # Relative to the largest; cosines times up to 100 enter a Swin V2's softmax.
+# Relative to the largest. A Swin V2's rounding grows in its softmax of cosines times up to 100, and in norms of
+# branches' results, which may be small in a place of a random model.
+TOLERANCE, COARSE = 2e-5, 1e-4
 VIT = dict(depth=2, embed_dim=48, num_heads=3)
 CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(16, 24, 32, 40))
 SWIN = dict(depths=(2, 2), embed_dim=32, num_heads=(2, 4))
@@ -49,12 +51,12 @@ def maps_of(model, images) -> list[np.ndarray]:
     return [np.asarray(x) for x in (found if isinstance(found, list) else [found])]
 
 
-def compare(ours, theirs) -> None:
+def compare(ours, theirs, tolerance: float = TOLERANCE) -> None:
     """Compares them with tensors `[batch, channels, rows, columns]`."""
     assert len(ours) == len(theirs)
     for x, y in zip(ours, theirs, strict=True):
         expected = y.numpy().transpose(0, 2, 3, 1)
-        np.testing.assert_allclose(x, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+        np.testing.assert_allclose(x, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("case", TIMM)
@@ -73,7 +75,7 @@ def test_dense_features_are_timms(case, torch, timm, tmp_path):
         found = theirs.double().forward_intermediates(
             pixels, indices=1 if tokens else None, norm=tokens, intermediates_only=True
         )
-    compare(maps_of(ours, images), found)
+    compare(maps_of(ours, images), found, COARSE if name.startswith("swinv2") else TOLERANCE)
 
 
 @pytest.mark.parametrize(
