@@ -7,8 +7,8 @@ from helpers import random_images, randomise
 
 import vit_jax
 
-# Relative to the largest. A Swin V2's rounding grows in its softmax of cosines times up to 100, and in norms of
-# branches' results, which may be small in a place of a random model.
+# Relative to the largest. A Swin V2's rounding grows in its softmax of cosines times up to 100, and in norms
+# of branches' results, which may be small in a place of a random model.
 TOLERANCE, COARSE = 2e-5, 1e-4
 VIT = dict(depth=2, embed_dim=48, num_heads=3)
 CONVNEXT = dict(depths=(1, 2, 1, 1), dims=(16, 24, 32, 40))
