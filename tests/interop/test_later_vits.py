@@ -1,5 +1,7 @@
 """The plain ViT's later options as timm has them: BEiT, EVA, EVA-02, DINOv3, PE, CLIP, SigLIP, AIMv2, ..."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers import logits_of, random_images, randomise, torch_logits
@@ -93,6 +95,32 @@ def test_what_computes_otherwise_is_refused(name, options, words, torch, timm, t
     with pytest.raises(UserError, match=words) as caught:
         vit_jax.load_model(tmp_path, say=str)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "words"),
+    [
+        ("vit_tiny_patch16_224", dict(act_layer="silu"), "act_layer='silu' is not read"),
+        ("swin_tiny_patch4_window7_224", dict(act_layer="quick_gelu"), "act_layer='quick_gelu' is not read"),
+    ],
+)
+def test_an_activation_that_no_tensor_shows_is_refused(name, told, words, torch, timm, tmp_path):
+    depth = dict(depths=(1, 1, 1, 1)) if name.startswith("swin") else dict(depth=1)
+    theirs = timm.create_model(name, num_classes=7, **depth)
+    timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True, model_args=depth | told)
+    with pytest.raises(UserError, match=words):
+        vit_jax.load_model(tmp_path, say=str)
+
+
+def test_an_eva_whose_pooling_is_not_said_is_refused(torch, timm, tmp_path):
+    theirs = small(torch, timm, "vit_small_patch16_dinov3")
+    timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["global_pool"]
+    config.get("model_args", {}).pop("global_pool", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="does not say what timm's Eva pools"):
+        vit_jax.load_model(tmp_path, say=str)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ def test_names_are_those_that_the_architectures_are_read_as(architecture, torch,
 
 def test_weights_are_found_by_tag_and_by_repository():
     found = find_weights("DINOv3-S/16", "lvd1689m")
-    assert (found.repository, found.licence) == ("timm/vit_small_patch16_dinov3.lvd1689m", "dinov3-license")
+    assert (found.repository, found.licence) == (
+        "timm/vit_small_patch16_dinov3_qkvb.lvd1689m",
+        "dinov3-license",
+    )
     for name in (
         "vit_base_patch16_384.augreg_in21k_ft_in1k",
         "timm/vit_base_patch16_384.augreg_in21k_ft_in1k",
@@ -47,6 +50,7 @@ def test_weights_are_found_by_tag_and_by_repository():
     ("model", "tag", "words"),
     [
         ("ViT-B/16", "augreg_in21k_ft_in1k", r"several weights .*_patch16_224\.augreg.*_patch16_384\.augreg"),
+        ("ConvNeXt-Femto", "d1_in1k", r"several weights .*convnext_femto\.d1.*convnext_femto_ols\.d1"),
         ("ViT-B/16", "augreg_in12k", "ViT-B/16 has no weights 'augreg_in12k'; did you mean"),
         ("ViT-B/17", "augreg_in21k", "no published weights of 'ViT-B/17' are known; did you mean"),
     ],

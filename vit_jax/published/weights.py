@@ -49,7 +49,7 @@ def all_weights() -> tuple[Weights, ...]:
 def find_weights(model: str, pretrained: str) -> Weights:
     """The weights of a model by their tag or by their repository, with its owner or without.
 
-    Where timm has them in several forms of one architecture, these are of the plain one.
+    Of timm's two forms of DINOv3's weights these are those with the biases of queries and values.
 
     Raises:
       UserError: there are none, or several.
@@ -59,10 +59,9 @@ def find_weights(model: str, pretrained: str) -> Weights:
         known = dict.fromkeys(weights.model for weights in all_weights())
         raise UserError(f"no published weights of {model!r} are known; {nearest(model, known)}")
     found = [x for x in of_model if pretrained in (x.tag, x.repository, x.repository.split("/")[-1])]
-    # A form of the same weights has a longer name: timm keeps the zero biases of DINOv3's in `..._qkvb`.
-    found.sort(key=lambda weights: len(weights.repository))
-    starts = [weights.repository.split(".")[0] for weights in found]
-    if len(found) > 1 and not all(start.startswith(starts[0]) for start in starts):
+    if len(found) == 2 and found[1].repository == found[0].repository.replace(".", "_qkvb."):
+        del found[0]  # The same DINOv3 without its biases, which `..._qkvb` has kept.
+    if len(found) > 1:
         names = ", ".join(weights.repository.split("/")[-1] for weights in found)
         raise UserError(f"{model} has several weights {pretrained!r}; give one of {names}")
     if not found:

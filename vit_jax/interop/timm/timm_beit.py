@@ -54,7 +54,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     refuse_contradictions(config, dict(patch_size=patch))
     rows, heads = shapes[_TABLE]
     side = patch * (math.isqrt(rows - 3) + 1) // 2
-    pooled = given.get("global_pool") or config.get("global_pool") or "avg"
+    default = "avg" if "fc_norm.weight" in shapes else "token"  # As timm's own.
+    pooled = given.get("global_pool") or config.get("global_pool") or default
     pooling = "cls" if pooled == "token" else "gap"
     values = dict(
         image_size=stated_size(config) or (side, side),
@@ -73,7 +74,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         layer_scale=1e-5 if "blocks.0.gamma_1" in shapes else None,
         position="bias",
     )
-    return values, "" if config else "the mean of patches, as there is no config.json"
+    return values, "" if config else f"{pooled} pooling, as there is no config.json"
 
 
 def _describe(values: Values) -> dict:

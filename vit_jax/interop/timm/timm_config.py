@@ -8,7 +8,6 @@ from vit_jax.interop.layout import CONV, UNIT, Rule, count_units, torch_norm
 
 # Arguments that change the model in ways which its tensors do not show, and what they may be.
 ONLY = {
-    "act_layer": (None, "gelu", "gelu_tanh", "quick_gelu", "silu"),
     "global_pool": (None, "token", "avg", "map"),
     "fc_norm": (None, False, True),
     "final_norm": (True, False),

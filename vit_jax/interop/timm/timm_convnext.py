@@ -105,7 +105,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     What neither says is timm's default: exact GELU, layer norms with 1e-6.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, said = given_arguments(config, *_SHOWN), config.get("named", {})
+    given, said = given_arguments(config, *_SHOWN, "act_layer"), config.get("named", {})
     blocks = count_units(shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
     try:
         widths = tuple(shapes[f"stages.{stage}.blocks.0.conv_dw.weight"][0] for stage in range(len(blocks)))

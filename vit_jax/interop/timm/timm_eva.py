@@ -195,7 +195,9 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     hidden = shapes[first + "mlp.fc2.weight"][1]
     gated = first + "mlp.fc1_g.weight" in shapes or shapes[first + "mlp.fc1.weight"][0] == 2 * hidden
     cls, registers = "cls_token" in shapes, shapes.get("reg_token", (0, 0))[1]
-    pooled = given.get("global_pool") or config.get("global_pool") or "avg"
+    pooled = given.get("global_pool") or config.get("global_pool")
+    if pooled is None:
+        raise UserError("config.json does not say what timm's Eva pools (global_pool): token, avg or map")
     pooling = next((ours for ours, theirs in POOLINGS.items() if theirs == pooled), None)
     if pooling == "map" and shapes["attn_pool.mlp.fc1.weight"][0] != hidden:
         raise UserError("a timm model whose attention pooling has an MLP of another width is not read")

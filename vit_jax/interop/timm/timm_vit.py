@@ -140,7 +140,10 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     What neither says is timm's default: exact GELU, layer norms with 1e-6.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    given, said = given_arguments(config), config.get("named", {})
+    given, said = given_arguments(config, "act_layer"), config.get("named", {})
+    activation = given.get("act_layer") or said.get("act_layer", "gelu")
+    if activation not in _GELUS:
+        raise UserError(f"a timm model with act_layer={activation!r} is not read")
     stated, blocks = stated_size(config), resnet_blocks(shapes)
     registers = shapes["reg_token"][1] if "reg_token" in shapes else 0
     kernel = shapes["patch_embed.proj.weight"]
@@ -180,7 +183,7 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
             distillation=distillation,
             registers=registers,
             mlp="swiglu" if _is_gated(shapes, hidden) else "gelu",
-            gelu=_GELUS[given.get("act_layer") or said.get("act_layer", "gelu")],  # Unused in a gated layer.
+            gelu=_GELUS[activation],  # Unused in a gated layer.
             pool_all=pooling in ("gap", "map")
             and bool(given.get("pool_include_prefix", said.get("pool_include_prefix"))),
             stem_norm=_stem_norm(shapes),
@@ -271,7 +274,7 @@ _OTHER_LAYERS = dict(pwee="parallel branches", dpwee="parallel branches with dif
 _OTHER_LAYERS |= dict.fromkeys(("dwee", "dlittle"), "of differential attention")
 _FAMILIES = ("vit", "deit", "deit3", "flexivit", "beit3", "eva")
 _AIMV2 = {"large": (1024, 8), "huge": (1536, 12), "1b": (2048, 16), "3b": (3072, 24)}
-_GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick", "silu": "erf"}
+_GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 _TRUNKS = {("", "16"): (), ("26", "32"): (2, 2, 2, 2), ("50", "16"): (3, 4, 9), ("50", "32"): (3, 4, 6, 3)}
 _TESTS = {
     "test_vit": dict(embed_dim=64, heads=2, reg_tokens=0),
