@@ -16,7 +16,7 @@ from vit_jax.interop.timm.timm_config import (
     refuse_contradictions,
     stated_size,
 )
-from vit_jax.interop.timm.timm_vit import POOLINGS, rename_positions, with_registers
+from vit_jax.interop.timm.timm_vit import APART, POOLING_RULES, POOLINGS, rename_positions, with_registers
 from vit_jax.models.vit import ViT
 
 _THEIRS = "blocks.{0}."
@@ -39,12 +39,7 @@ _RULES = (
     *torch_dense(BLOCK + "mlp/fc2", _MLP + "fc2"),
     *torch_norm("norm", "norm"),
     *torch_norm("fc_norm", "fc_norm"),
-    Rule("attention_pooling/probe", "attn_pool.latent"),
-    *torch_dense("attention_pooling/query", "attn_pool.q"),
-    *torch_dense("attention_pooling/key_value", "attn_pool.kv"),
-    *torch_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
-    *torch_norm("attention_pooling/norm", "attn_pool.norm"),
-    *torch_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
+    *POOLING_RULES,
     *torch_dense("head", "head"),
 )
 _BIASES = {
@@ -53,10 +48,6 @@ _BIASES = {
         BLOCK + "attention/qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0
     ),
 }
-_APART = (
-    Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
-    Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
-)
 _PACKED = torch_dense(BLOCK + "mlp/fc1", _MLP + "fc1")
 
 
@@ -64,7 +55,7 @@ def _rules(values: Values) -> tuple[Rule, ...]:
     """The rules of a model: a gate has a tensor of its own where there is a norm behind it."""
     gated_norm = values["mlp"] == "swiglu" and values["sub_norm"] != "none"
     biases = _BIASES.get(values["qkv_bias"])
-    return (*_RULES, *([biases] if biases else []), *(_APART if gated_norm else _PACKED))
+    return (*_RULES, *([biases] if biases else []), *(APART if gated_norm else _PACKED))
 
 
 # timm's arguments of its architectures, beside those that the tensors show. `eps` is that of the norms.

@@ -24,6 +24,20 @@ from vit_jax.models.vit import ViT
 from vit_jax.models.vit_names import SIZES
 
 _THEIRS = "blocks.{0}."
+_MLP = _THEIRS + "mlp."
+# A gate and what it gates, where they have tensors of their own.
+APART = (
+    Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
+    Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
+)
+POOLING_RULES = (
+    Rule("attention_pooling/probe", "attn_pool.latent"),
+    *torch_dense("attention_pooling/query", "attn_pool.q"),
+    *torch_dense("attention_pooling/key_value", "attn_pool.kv"),
+    *torch_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
+    *torch_norm("attention_pooling/norm", "attn_pool.norm"),
+    *torch_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
+)
 _VIT_RULES = (
     *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
     Rule("cls", "cls_token"),
@@ -43,19 +57,9 @@ _VIT_RULES = (
     *torch_norm("stem_norm", "norm_pre"),
     *torch_norm("norm", "norm"),
     *torch_norm("fc_norm", "fc_norm"),
-    Rule("attention_pooling/probe", "attn_pool.latent"),
-    *torch_dense("attention_pooling/query", "attn_pool.q"),
-    *torch_dense("attention_pooling/key_value", "attn_pool.kv"),
-    *torch_dense("attention_pooling/out", "attn_pool.proj", LINEAR_OUT),
-    *torch_norm("attention_pooling/norm", "attn_pool.norm"),
-    *torch_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
+    *POOLING_RULES,
     *torch_dense("head", "head"),
     *torch_dense("distillation_head", "head_dist"),
-)
-_MLP = _THEIRS + "mlp."
-_APART = (
-    Rule(BLOCK + "mlp/fc1/kernel", (_MLP + "fc1_g.weight", _MLP + "fc1_x.weight"), LINEAR, axis=1),
-    Rule(BLOCK + "mlp/fc1/bias", (_MLP + "fc1_g.bias", _MLP + "fc1_x.bias"), FLAT, axis=0),
 )
 _ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + _VIT_RULES
 _HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + _VIT_RULES
@@ -72,7 +76,7 @@ _HYBRIDS = {
 def _rules(values: dict) -> tuple[Rule, ...]:
     """The rules of a model: a bare root is at another place than a ResNet, and AIMv2's gates are apart."""
     rules = _ROOT_RULES if values["resnet_blocks"] == () else _HYBRID_RULES
-    return _APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
+    return APART + rules if values["mlp"] == "swiglu" and values["norm"] == "rms" else rules
 
 
 def rename_positions(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
