@@ -1,7 +1,7 @@
 """Accuracy over the number of pre-training images: python -m vit_jax.experiment figure3 --out=DIR
 
-Three families in two sizes are pre-trained on the first 1,000 to 100,000 images of `letters`, the smallest on
-1,000,000 too; all for as many steps. Rates, and on 1,000 images weight decay, dropout and label smoothing,
+Three families in two sizes are pre-trained on the first 1,000, 10,000 and 100,000 images of `letters`, all
+for as many steps. Rates, and on 1,000 images weight decay, dropout and label smoothing,
 are chosen for each family by half as long runs of its smaller model on other images. Each is fine-tuned on
 2,000 images of an unseen alphabet. The smaller models have three seeds. Figure 4 and table 5 read these runs.
 """
@@ -14,17 +14,16 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import crossings, pivot
 
 SMALL, LARGER = ([members[size] for members in MODELS.values()] for size in (0, 1))
-STEPS, FACTORS = 1600, {"model": SMALL + LARGER, "images": (10**3, 10**4, 10**5, 10**6)}
+STEPS, FACTORS = 1200, {"model": SMALL + LARGER, "images": (10**3, 10**4, 10**5)}
 # Learning rate, weight decay, dropout, label smoothing; the last two for 1,000 images alone.
-RECIPES = {"slow": (1e-3, 0.05, 0.0, 0.0), "fast": (3e-3, 0.05, 0.0, 0.0)}
-RECIPES |= {"regular": (1e-3, 0.5, 0.1, 0.0), "smooth": (1e-3, 0.5, 0.1, 0.1)}
+RECIPES = {"slow": (2e-3, 0.05, 0.0, 0.0), "fast": (5e-3, 0.05, 0.0, 0.0)}
+RECIPES |= {"regular": (2e-3, 0.5, 0.1, 0.0), "smooth": (2e-3, 0.5, 0.1, 0.1)}
 
 
 def pretrained(study, model, images, recipe, seed):
-    """A run; the larger models have one seed and no run on the most images."""
-    one_seed, most = model in LARGER, images == 10**6
+    """A run; the larger models have one seed."""
     rare = recipe in ("regular", "smooth") and images > 1000
-    if rare or (one_seed and most) or (seed and (one_seed or most)):
+    if rare or (seed and model in LARGER):
         return None
     rate, decay, dropout, smoothing = RECIPES[recipe]
     values = fewshot(STEPS // 5) | {"evaluate_every": STEPS // 5, "loss__label_smoothing": smoothing}

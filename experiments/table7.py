@@ -1,8 +1,8 @@
 """Adam and SGD for ResNets: python -m vit_jax.experiment table7 --out=DIR
 
-Two small BiTs on 100,000 images of `digits` by either optimizer, each at the better of two rates, which
-shorter runs on other images choose; then few-shot on an alphabet. The smaller has two seeds, the larger one.
-At the paper's scale SGD has the rate, decay and stairs of BiT's own recipe: the paper does not print its
+Two small BiTs on 100,000 images of scattered digits by either optimizer, each at the better of two rates,
+which shorter runs on other images choose; then few-shot on an alphabet. The smaller has two seeds, the larger
+one. At the paper's scale SGD has the rate, decay and stairs of BiT's own recipe: the paper does not print its
 values.
 """
 
@@ -40,7 +40,8 @@ def pretrained(study, model, optimizer__name, optimizer__learning_rate, seed):
         return None
     values = dict(optimizer__name=optimizer__name, optimizer__learning_rate=optimizer__learning_rate)
     values["optimizer__weight_decay"] = DECAY[optimizer__name]
-    return config(model, "digits", steps=STEPS), fewshot(STEPS, "cyrillic", images=1000) | values
+    few_shot = fewshot(STEPS, "cyrillic", images=1000, source="scattered")
+    return config(model, "digits", steps=STEPS, source="scattered"), few_shot | values
 
 
 EXPERIMENT = Experiment(

@@ -58,7 +58,7 @@ TABLE_3 |= {
 OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "finetune", "finetune_elpv", "quickstart")
 OTHER_JOBS += (
     "dino_digits",
-    "scattered",
+    "composed",
     "masked_patch_b16",
     "mae_b16",
     "mae_l16",

@@ -65,7 +65,7 @@ def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
     assert_same(tmp_path / "run", finished)
 
 
-SCATTERED = "--config=configs/scattered.py:model={},collection=digits,images=1000,steps=40,size=16"
+SCATTERED = "--config=configs/composed.py:model={},collection=digits,images=1000,steps=40,size=16"
 OTHER_FAMILIES = {
     "ConvNeXt-T": ("blocks=(1, 1)", "widths=(16, 32)", "stochastic_depth=0.2"),
     "Swin-T": ("dim=16", "blocks=(2, 2)", "stage_heads=(2, 4)", "window=2", "stochastic_depth=0.2"),

@@ -31,7 +31,6 @@ FIELDS = 16  # Random numbers of an item.
 WORDS = (ITEMS + 2) * FIELDS // 2  # Two numbers each.
 LATTICE_WORDS = LATTICE * LATTICE // 8  # Eight points each.
 
-LENGTH = 40000, 60000  # Of the main object.
 SHARES = np.array([[180, 400], [130, 400], [60, 110], [256, 256]])  # Lengths by kind, of 256 of that.
 SLIM = np.array([[190, 256], [14, 40], [190, 256], [190, 256]])  # Its other side, of 256 of its length.
 TURN = np.array([512, 512, 50, 50])  # The most that it is turned, of 1,024 steps.
@@ -42,6 +41,20 @@ SHIFT = 50  # and the most that a channel differs from that.
 FAINT = 40, 90  # Opacity of fragments and bars, of 256.
 TEXTURE = 60  # The most that the colours of a texture differ.
 NOISE = 2, 16  # The most that noise adds, and the most in the noisiest image.
+
+
+class Layout(NamedTuple):
+    """Size of a scene's main object, and the fewest and the most of the items beside it.
+
+    Attributes:
+      length: of the main object's longer side, from and to.
+      fragments, bars, smaller: of which there are at most `FRAGMENTS`, `BARS` and `SMALLER`.
+    """
+
+    length: tuple[int, int]
+    fragments: tuple[int, int]
+    bars: tuple[int, int]
+    smaller: tuple[int, int]
 
 
 class Parts(NamedTuple):
@@ -152,7 +165,7 @@ class _Box(NamedTuple):
         return self.height * self.width
 
 
-def compose(parts: Parts, label: int, key: tuple[int, int]) -> tuple[Scene, np.random.Philox]:
+def compose(parts: Parts, layout: Layout, label: int, key: tuple[int, int]) -> tuple[Scene, np.random.Philox]:
     """A scene whose main object is of a class, drawn by a key, and a generator of its other numbers."""
     generator = np.random.Philox(key=np.array(key, np.uint64))
     words = generator.random_raw(WORDS + LATTICE_WORDS)
@@ -164,11 +177,11 @@ def compose(parts: Parts, label: int, key: tuple[int, int]) -> tuple[Scene, np.r
     others = colours + np.array([_within(number, -TEXTURE, TEXTURE) for number in general[3:6]], np.int32)
     colours = np.clip(np.stack([colours, others]), 0, 255)
     turn, zoom = _within(general[6], 0, 1023), _within(general[7], 1, 10)
-    fragments, bars = _within(general[8], 1, FRAGMENTS), _within(general[9], 0, BARS)
-    smaller, above = _within(general[10], 1, SMALLER), _within(general[11], 0, 1)
-    items = _items(
-        parts, label, numbers[:, :ITEMS], _within(general[12], *LENGTH), colours.sum(0, dtype=np.int64) >> 1
-    )
+    fragments, bars = _within(general[8], *layout.fragments), _within(general[9], *layout.bars)
+    smaller = _within(general[10], *layout.smaller)
+    above = min(_within(general[11], 0, 1), smaller)
+    length = _within(general[12], *layout.length)
+    items = _items(parts, label, numbers[:, :ITEMS], length, colours.sum(0, dtype=np.int64) >> 1)
     first = FRAGMENTS + BARS
     clutter = [*range(fragments), *range(FRAGMENTS, first)[:bars]]
     objects = [*range(first, first + smaller)]

@@ -1,8 +1,9 @@
 """Laptop scale: small models of three families on images of 16 pixels that the package composes.
 
 At 16 pixels a step costs a quarter of one at 32, and an object is still larger than a handwritten digit of
-scikit-learn's. Pre-training is on images of `letters`, of which any number may be taken; what was learnt is
-tried on alphabets that are not among them. `configs/scattered.py` is the recipe.
+scikit-learn's. Objects fill the image (`centred`), since small ViTs need thousands of steps to find scattered
+ones. Pre-training is on images of `letters`, of which any number may be taken; what was learnt is tried on
+alphabets that are not among them. `configs/composed.py` is the recipe.
 """
 
 from collections.abc import Mapping
@@ -23,10 +24,16 @@ def family_of(model: str) -> str:
 
 
 def config(
-    model: str, collection: str = UPSTREAM, images: int = 100_000, steps: int = 1000, size: int = 16
+    model: str,
+    collection: str = UPSTREAM,
+    images: int = 100_000,
+    steps: int = 1000,
+    size: int = 16,
+    source: str = "centred",
 ) -> str:
     """The config of a run on the first images of a collection, of `size` pixels, in batches of 128."""
-    return f"scattered:model={model},collection={collection},images={images},steps={steps},size={size}"
+    images_of = f"source={source},collection={collection},images={images},size={size}"
+    return f"composed:model={model},{images_of},steps={steps}"
 
 
 def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
@@ -44,14 +51,16 @@ def short_run(steps: int, **values: Any) -> tuple[str, Mapping[str, Any]]:
     return "quickstart", last | seen | values
 
 
-def fewshot(steps: int, *collections: str, shots: int = 10, images: int = 2000) -> Mapping[str, Any]:
+def fewshot(
+    steps: int, *collections: str, shots: int = 10, images: int = 2000, source: str = "centred"
+) -> Mapping[str, Any]:
     """Values that evaluate few-shot on collections at the end of a run, or more often.
 
     Args:
       steps: between evaluations, a multiple of the run's `evaluate_every`. Their figures are
         `fewshot/greek/10` and so on.
     """
-    sets = tuple(f"scattered:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM)
+    sets = tuple(f"{source}:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM)
     return {"fewshot__sets": sets, "fewshot__shots": (shots,), "fewshot__every": steps}
 
 

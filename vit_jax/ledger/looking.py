@@ -45,7 +45,7 @@ def of_models(
 
 def trained(study: Study, model: str, seed: int) -> tuple[str, Mapping[str, Any]]:
     """A run on scattered digits, of which each labelled object is known."""
-    return config(model, "digits", 100_000, STEPS, size=32), RECIPE
+    return config(model, "digits", 100_000, STEPS, size=32, source="scattered"), RECIPE
 
 
 TRAINED = grid("trained", {"model": MODELS}, trained)
@@ -114,7 +114,7 @@ def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:
-    """The first test images of a run on the source `scattered`, and where the labelled object of each is."""
+    """The first test images of a run on composed images, and where the labelled object of each is."""
     from vit_jax.runs.splits import open_splits
     from vit_jax.runs.workdir import saved_run
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
+from vit_jax.data.sources.composed import CENTRED, SCATTERED
 from vit_jax.data.sources.digits import DIGITS
 from vit_jax.data.sources.folder import FOLDER
 from vit_jax.data.sources.handed_in import HANDED_IN, handed_in
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.mixture import mixture_of
-from vit_jax.data.sources.scattered import SCATTERED
 from vit_jax.data.sources.slices import sliced
 from vit_jax.data.sources.synthetic import SYNTHETIC
 from vit_jax.data.sources.tfds import TFDS
@@ -85,7 +85,7 @@ MIXTURE = mixture_of(_open)
 
 SOURCES: dict[str, SourceKind] = {
     kind.name: kind
-    for kind in (DIGITS, SCATTERED, FOLDER, TFDS, VTAB, ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN)
+    for kind in (DIGITS, SCATTERED, CENTRED, FOLDER, TFDS, VTAB, ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN)
 }
 
 

@@ -14,17 +14,19 @@ from vit_jax.data.pipeline import training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.scenes import CELL, STRIDE
 from vit_jax.data.sources import SOURCES, data_set, open_source
+from vit_jax.data.sources.composed import COLLECTIONS, GLYPHS, LAYOUTS, parts_of
 from vit_jax.data.sources.digits import digits
-from vit_jax.data.sources.scattered import COLLECTIONS, GLYPHS, parts_of
 from vit_jax.errors import UserError
 
-# Of the first 20 training images, by collection and size; no version of NumPy and no machine changes them.
+# Of the first 20 training images; no version of NumPy and no machine changes them.
 GOLDEN = {
-    ("digits", 32): "a7bc378c7a980487",
-    ("digits", 64): "d4ddf733b5d0282e",
-    ("glyphs", 32): "59008c32680116a1",
-    ("glyphs", 64): "8dd9bbb72bdf4b97",
-    ("armenian", 48): "4a21fdce3a3a203c",
+    ("scattered", "digits", 32): "a7bc378c7a980487",
+    ("scattered", "digits", 64): "d4ddf733b5d0282e",
+    ("scattered", "glyphs", 32): "59008c32680116a1",
+    ("scattered", "glyphs", 64): "8dd9bbb72bdf4b97",
+    ("scattered", "armenian", 48): "4a21fdce3a3a203c",
+    ("centred", "digits", 32): "c328beda7e2caee6",
+    ("centred", "letters", 16): "97103fc6a65d6891",
 }
 
 
@@ -37,19 +39,19 @@ def kept(tmp_path, monkeypatch):
     kept_images.cache_clear()
 
 
-def opened(collection="digits", split="train", size=32):
-    return open_source("scattered", split, path=collection, image_size=size)
+def opened(collection="digits", split="train", size=32, layout="scattered"):
+    return open_source(layout, split, path=collection, image_size=size)
 
 
-def digest(collection: str, size: int) -> str:
-    source = opened(collection, size=size)
+def digest(layout: str, collection: str, size: int) -> str:
+    source = opened(collection, size=size, layout=layout)
     images = np.stack([source[index].image for index in range(20)])
     return hashlib.blake2b(images.tobytes(), digest_size=8).hexdigest()
 
 
-@pytest.mark.parametrize(("collection", "size"), list(GOLDEN), ids=str)
-def test_images_are_these_bytes(collection, size):
-    assert digest(collection, size) == GOLDEN[collection, size]
+@pytest.mark.parametrize(("layout", "collection", "size"), list(GOLDEN), ids=str)
+def test_images_are_these_bytes(layout, collection, size):
+    assert digest(layout, collection, size) == GOLDEN[layout, collection, size]
 
 
 def test_image_is_the_same_bytes_in_another_process():
@@ -96,12 +98,15 @@ def test_slices_are_nested():
         assert small[index].labels == large[index].labels == large.labels_of(index)
     later = opened(split="train[1000:][5:]")
     np.testing.assert_array_equal(later[2].image, large[1007].image)
-    assert later.describe(2) == "digits train image 1007"
+    assert later.describe(2) == "scattered digits train image 1007"
 
 
-def test_images_of_splits_and_collections_differ():
+def test_images_of_layouts_splits_and_collections_differ():
     images = [
-        opened(name, split)[0].image.tobytes() for name in COLLECTIONS for split in ("train", "dev", "test")
+        opened(name, split, layout=layout)[0].image.tobytes()
+        for layout in LAYOUTS
+        for name in COLLECTIONS
+        for split in ("train", "dev", "test")
     ]
     assert len(set(images)) == len(images)
 
@@ -177,6 +182,17 @@ def test_largest_object_is_the_main_one():
         assert scene.items[scene.main].length == max(lengths)
 
 
+def test_centred_image_has_one_object_that_fills_it():
+    source = opened("digits", size=64, layout="centred")
+    for index in range(30):
+        found = source.objects(index)
+        rows, columns = np.nonzero(found.seen == found.main)
+        assert found.labels == source.labels_of(index)
+        assert max(np.ptp(rows), np.ptp(columns)) > 0.6 * 64
+        assert abs(rows.mean() - 32) < 10
+        assert abs(columns.mean() - 32) < 10
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -197,7 +213,7 @@ def test_what_there_is_not_is_refused_in_one_line(options, words):
 
 @pytest.mark.parametrize("index", [-1, 10])
 def test_index_outside_is_refused(index):
-    with pytest.raises(IndexError, match=f"image {index} of 10 of digits train"):
+    with pytest.raises(IndexError, match=f"image {index} of 10 of scattered digits train"):
         opened(split="train[:10]")[index]
 
 
@@ -224,7 +240,7 @@ def read_again(monkeypatch, split="train", size=16) -> np.ndarray:
     """Image 5, by a source that can compose nothing."""
     kept_images.cache_clear()  # As another process.
     with monkeypatch.context() as nothing:
-        nothing.setattr("vit_jax.data.sources.scattered.draw", None)
+        nothing.setattr("vit_jax.data.sources.composed.draw", None)
         return opened("digits", split, size)[5].image
 
 

@@ -1,10 +1,11 @@
-"""Images without end, composed of real parts: objects scattered, turned and coloured on clutter.
+"""Images without end, composed of real parts: objects scattered on clutter, or one that fills the image.
 
-Of several whole objects in an image the largest gives the label; the others are smaller, and behind them are
-faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). Image k of a split is a function of k
-alone: the first 1,000 images are part of the first 1,000,000. The scene does not depend on the image's size,
-which says on how many pixels it is drawn. Images are kept in the user's cache folder, since to read one there
-takes a hundredth of the time.
+Of several whole objects in a scattered image the largest gives the label; the others are smaller, and behind
+them are faint fragments and bars, a texture and noise (`vit_jax.data.scenes`). A centred image has its object
+alone, on texture and noise, so that a small Transformer learns it within some hundred steps. Image k of a
+split is a function of k alone: the first 1,000 images are part of the first 1,000,000. The scene does not
+depend on the image's size, which says on how many pixels it is drawn. Images are kept in the user's cache
+folder, since to read one there takes a hundredth of the time.
 """
 
 import dataclasses
@@ -18,7 +19,19 @@ from PIL import Image
 
 from vit_jax.data import scenes
 from vit_jax.data.kept_images import kept_images
-from vit_jax.data.scenes import CELL, Objects, Parts, compose, draw, drawings_of, objects
+from vit_jax.data.scenes import (
+    BARS,
+    CELL,
+    FRAGMENTS,
+    SMALLER,
+    Layout,
+    Objects,
+    Parts,
+    compose,
+    draw,
+    drawings_of,
+    objects,
+)
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.digits import digits
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
@@ -29,17 +42,24 @@ IMAGES = {"train": 10_000_000, "dev": 10_000, "test": 10_000}
 SIZES = range(16, 225)  # Pixels.
 # What images are composed of, and no others; the numbers of images' keys follow from their places.
 COLLECTIONS = ("digits", "glyphs", "greek", "cyrillic", "armenian", "georgian", "letters")
+# The numbers of images' keys follow from these places too.
+LAYOUTS = {
+    "scattered": Layout((40000, 60000), (1, FRAGMENTS), (0, BARS), (1, SMALLER)),
+    "centred": Layout((56000, 64000), (0, 0), (0, 0), (0, 0)),
+}
 GLYPHS = Path(__file__).parent.parent / "glyphs"
 
 
 @dataclasses.dataclass(frozen=True)
-class Scattered(Source):
+class Composed(Source):
     """Images of a collection's objects, each a function of its index.
 
     Attributes:
+      layout: a name in `LAYOUTS`.
       images: those of the split that these are.
     """
 
+    layout: str
     collection: str
     split: str
     images: range
@@ -53,7 +73,8 @@ class Scattered(Source):
         return len(self.images)
 
     def __getitem__(self, index):
-        kept = kept_images(_kept_name(self.collection, self.split, self.image_size), self.image_size)
+        name = _kept_name(self.layout, self.collection, self.split, self.image_size)
+        kept = kept_images(name, self.image_size)
         image = kept.read(self._number(index))
         if image is None:
             scene, parts, stream = self._compose(index)
@@ -62,7 +83,7 @@ class Scattered(Source):
         return Example(image, self.labels_of(index))
 
     def describe(self, index):
-        return f"{self.collection} {self.split} image {self._number(index)}"
+        return f"{self.layout} {self.collection} {self.split} image {self._number(index)}"
 
     def labels_of(self, index):
         return (self._number(index) % len(self.class_names),)
@@ -78,18 +99,20 @@ class Scattered(Source):
 
     def _compose(self, index: int):
         parts = parts_of(self.collection, self.split)
-        key = 256 * COLLECTIONS.index(self.collection) + tuple(IMAGES).index(self.split)
-        scene, stream = compose(parts, self.labels_of(index)[0], (key, self._number(index)))
+        places = tuple(LAYOUTS).index(self.layout), tuple(IMAGES).index(self.split)
+        key = 256 * COLLECTIONS.index(self.collection) + 16 * places[0] + places[1]
+        label, number = self.labels_of(index)[0], self._number(index)
+        scene, stream = compose(parts, LAYOUTS[self.layout], label, (key, number))
         return scene, parts, stream
 
     def _number(self, index: int) -> int:
         if not 0 <= index < len(self):
-            raise IndexError(f"image {index} of {len(self)} of {self.collection} {self.split}")
+            raise IndexError(f"image {index} of {len(self)} of {self.layout} {self.collection} {self.split}")
         return self.images[index]
 
 
-def scattered(split: str, options: SourceOptions) -> Scattered:
-    """The images of a slice of a collection, whose name is the path.
+def composed(layout: str, split: str, options: SourceOptions) -> Composed:
+    """The images of a slice of a collection, whose name is the path, by a layout of `LAYOUTS`.
 
     Raises:
       UserError: there is no such collection, split or slice, or images of that size are not drawn.
@@ -100,10 +123,10 @@ def scattered(split: str, options: SourceOptions) -> Scattered:
         raise UserError(f"{options.path} has no split {name!r}; there are: {', '.join(sorted(IMAGES))}")
     if options.image_size not in SIZES:
         raise UserError(
-            f"scattered images are of {SIZES.start} to {SIZES.stop - 1} pixels, not {options.image_size} "
+            f"{layout} images are of {SIZES.start} to {SIZES.stop - 1} pixels, not {options.image_size} "
             "(data.image_size)"
         )
-    return Scattered(options.path, name, split_range(split, IMAGES[name]), options.image_size)
+    return Composed(layout, options.path, name, split_range(split, IMAGES[name]), options.image_size)
 
 
 @functools.cache
@@ -137,14 +160,14 @@ def parts_of(collection: str, split: str) -> Parts:
 
 
 @functools.cache
-def _kept_name(collection: str, split: str, size: int) -> str:
+def _kept_name(layout: str, collection: str, split: str, size: int) -> str:
     """The name of the file in which images are kept: another for other code or other drawings."""
     made_of = hashlib.blake2b(digest_size=8)
     for code in (scenes.__file__, __file__):
         made_of.update(Path(code).read_bytes())
     for array in parts_of(collection, split):
         made_of.update(array.tobytes())
-    return f"{collection}-{split}-{size}-{made_of.hexdigest()}"
+    return f"{layout}-{collection}-{split}-{size}-{made_of.hexdigest()}"
 
 
 def scans(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -182,11 +205,17 @@ def glyphs(collection: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(cells), np.array(labels)
 
 
-SCATTERED = SourceKind(
-    "scattered",
-    "digits or characters scattered on clutter, without end",
-    scattered,
-    path=f"what is scattered: {', '.join(COLLECTIONS)}",
-    reads_slices=True,
-    counts=lambda path: (IMAGES["train"], len(class_names(path))),
-)
+def kind(layout: str, about: str) -> SourceKind:
+    """The source of the images of a layout."""
+    return SourceKind(
+        layout,
+        about,
+        functools.partial(composed, layout),
+        path=f"what is {layout}: {', '.join(COLLECTIONS)}",
+        reads_slices=True,
+        counts=lambda path: (IMAGES["train"], len(class_names(path))),
+    )
+
+
+SCATTERED = kind("scattered", "digits or characters scattered on clutter, without end")
+CENTRED = kind("centred", "one digit or character that fills the image, without end")

@@ -1,8 +1,9 @@
 """Small models on images of 32 pixels that the package composes: what experiments train at laptop scale.
 
-    python -m vit_jax.main --config=configs/scattered.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
+    python -m vit_jax.main --config=configs/composed.py:model=BiT-R14x1/4,images=10000 --workdir=DIR
 
-`collection` is one of the source `scattered`, `images` the first of it that are trained on. Adam with weight
+`source` is `scattered` or `centred`, `collection` one of its collections, `images` the first of it that are
+trained on. Adam with weight
 decay as the paper's, cosine to 0; the rates are those that held-out images chose for each family (ledger).
 """
 
@@ -10,7 +11,8 @@ from vit_jax.config import base_config, choose, named_values
 
 
 def get_config(argument=None):
-    given = dict(model="ViT-64x4/4", collection="glyphs", images="100000", steps="2000", size="32")
+    given = dict(model="ViT-64x4/4", source="scattered", collection="glyphs")
+    given |= dict(images="100000", steps="2000", size="32")
     values, argument = named_values(argument, **given)
     steps = int(values["steps"])
     config = base_config()
@@ -18,7 +20,7 @@ def get_config(argument=None):
     if values["model"].startswith("BiT"):
         config.model.resnet_stem = "small"  # The other models' patches are small by their names.
     config.batch_size, config.steps = 128, steps
-    config.data.source, config.data.path = "scattered", values["collection"]
+    config.data.source, config.data.path = values["source"], values["collection"]
     config.data.train_split, config.data.test_split = f"train[:{values['images']}]", "test[:5000]"
     config.data.image_size = config.data.test_resize = int(values["size"])
     # A character may not be mirrored and keeps its shape, and the largest must stay in the picture.
