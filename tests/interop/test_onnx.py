@@ -13,6 +13,8 @@ from vit_jax.interop.onnx import convert
 
 SMALL = dict(dim=32, depth=2, hidden=64, heads=4, num_classes=5, image_size=32)
 RESNET = dict(num_classes=5, image_size=32)
+# Windows that shift, and that do not divide the map of the one image.
+SWIN = dict(dim=8, blocks=(2, 1), stage_heads=(2, 4), window=2, num_classes=5)
 MODELS = {
     "plain": ("ViT-S/16", SMALL),
     "options": (
@@ -37,6 +39,8 @@ MODELS = {
         "ConvNeXtV2-Atto",
         dict(blocks=(1, 1), widths=(8, 16), num_classes=5, image_size=(32, 40)),
     ),
+    "swin": ("Swin-T", SWIN | dict(image_size=(20, 28), position="1d")),
+    "swin v2": ("SwinV2-T/w8", SWIN | dict(pretrained_windows=(3, 2), image_size=32)),
     "axial bit": ("AxialResNet50", RESNET | dict(resnet_blocks=(1, 1))),
 }
 HALVES = {name: (MODELS[name][0], MODELS[name][1] | dict(dtype="float16")) for name in ("plain", "bit")}

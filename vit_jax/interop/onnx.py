@@ -148,13 +148,13 @@ class _Graph:
         out = equation.outvars[0].aval
         if name == "broadcast_in_dim":
             return [self.broadcast(inputs[0], out, params["broadcast_dimensions"])]
+        if name in CALLS:
+            inner = params.get("jaxpr") or params.get("call_jaxpr")
+            return self.run(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), inputs)
         if all(value.known for value in inputs) and all(_is_static(v.aval.shape) for v in equation.outvars):
             whole = [np.broadcast_to(value.held, value.shape) for value in inputs]
             results = equation.primitive.bind(*whole, **params)
             return [_constant(x) for x in (results if equation.primitive.multiple_results else [results])]
-        if name in CALLS:
-            inner = params.get("jaxpr") or params.get("call_jaxpr")
-            return self.run(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), inputs)
         if name == "cond" and params["branches_platforms"]:
             # Ways to compute the same on one kind of device each; the last is for any device.
             return self.run(params["branches"][-1], inputs[1:])
