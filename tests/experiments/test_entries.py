@@ -10,7 +10,8 @@ from vit_jax.ledger import prices, study
 from vit_jax.ledger.stages import fine_tuning
 from vit_jax.ledger.study import Study, conduct
 from vit_jax.ledger.tables import agreement, differences, listing, means, ranking
-from vit_jax.ledger.unlabelled import few_labels
+from vit_jax.ledger.unlabelled import MODEL, OTHERS, few_labels
+from vit_jax.models import abstract, count_multiply_adds, model_factory
 from vit_jax.runs.jobs import Outcome
 
 ENTRIES = (
@@ -106,6 +107,24 @@ def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up
     assert [trial.factors["start"] for trial in choices(here)] == ["none", "none", "some", "some"]
     assert "images=20000,steps=7," in here.trials[0].job.flags[0]
     assert any("finetune.checkpoint" in flag for flag in choices(here)[-1].job.flags)
+
+
+def test_fine_tuning_has_the_model_of_its_start_and_none_of_its_other_values(made_up, tmp_path):
+    here, start = Study(tmp_path, {}), {"model__name": "Swin-T", "optimizer__weight_decay": 0.5}
+    pretrained, choices, _ = few_labels({"Swin": start}, steps=50, tuning_steps=9)
+    here.run(pretrained(here), lambda: None)
+    for trial, decays in ((here.trials[0], True), (choices(here)[0], False)):
+        assert "--config.model.name=Swin-T" in trial.job.flags
+        assert ("--config.optimizer.weight_decay=0.5" in trial.job.flags) == decays
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_model_of_another_family_has_the_small_vits_compute(name):
+    def multiply_adds(**values):
+        return count_multiply_adds(abstract(model_factory(**values, num_classes=10, image_size=16)))
+
+    own = {key.removeprefix("model__"): value for key, value in OTHERS[name].items()}
+    assert multiply_adds(**own) == pytest.approx(multiply_adds(name=MODEL), rel=0.1)
 
 
 def test_high_resolution_is_imagenets_alone(made_up, tmp_path):
