@@ -104,17 +104,37 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
     np.testing.assert_allclose(loaded(large), model(images), atol=1e-4)
 
 
-def test_biases_of_a_model_follow_its_grid():
-    sizes = dict(num_classes=5, dim=16, depth=1, hidden=24, heads=2, position="bias")
-    model, values = described("ViT-Ti/16", image_size=64, **sizes)
+def checkpoint_of(name, **arguments):
+    """Ones in place of all parameters, and the shapes of these."""
+    model, values = described(name, **arguments)
     shapes = skeleton(model, values)[1]
-    checkpoint = Checkpoint("here", "nowhere", model, values, shapes, lambda path: np.ones(shapes[path]), [])
+    return Checkpoint("here", "nowhere", model, values, shapes, lambda path: np.ones(shapes[path]), [])
+
+
+@pytest.mark.parametrize(
+    "position, table, shape",
+    [("bias", "bias_table", (11 * 11 + 3, 2)), ("relative", "relative_embedding", (2 * 36 - 1 + 3, 8))],
+)
+def test_tables_by_offset_follow_the_grid(position, table, shape):
+    sizes = dict(num_classes=5, dim=16, depth=1, hidden=24, heads=2, position=position)
+    checkpoint = checkpoint_of("ViT-Ti/16", image_size=64, **sizes)
     _, sources, done = fit(checkpoint, dict(image_size=96))
-    path = "blocks/00/attention/bias_table"
+    path = f"blocks/00/attention/{table}"
     assert done.resized == [f"{path} 4x4 -> 6x6"]
-    np.testing.assert_allclose(sources[path](), np.ones((11 * 11 + 3, 2)), atol=1e-5)
+    np.testing.assert_allclose(sources[path](), np.ones(shape), atol=1e-5)
     with pytest.raises(UserError, match="rows, but the tokens asked for need"):
         fit(checkpoint, dict(image_size=96, pooling="gap"))[1][path]()
+    # Of the same shape, and yet another table.
+    wide = checkpoint_of("ViT-Ti/16", image_size=(32, 80), **sizes)
+    assert fit(wide, dict(image_size=(80, 32)))[2].resized == [f"{path} 2x5 -> 5x2"]
+
+
+def test_tables_of_axial_attention_follow_the_lines():
+    checkpoint = checkpoint_of("AxialResNet50", image_size=32, num_classes=5, resnet_blocks=(1,))
+    _, sources, done = fit(checkpoint, dict(image_size=(64, 32)))
+    path = "resnet/stages/1/01/conv2/column/relative_embedding"
+    assert done.resized == [f"{path} 15 -> 31"]
+    np.testing.assert_allclose(sources[path](), np.ones((31, 16)), atol=1e-5)
 
 
 @pytest.mark.one_variant
@@ -156,15 +176,13 @@ def test_a_distilled_model_without_its_token_keeps_the_class_tokens_row(tmp_path
 def test_fixed_positions_become_a_table_to_learn_from_and_a_new_norm_starts_as_one():
     # As in a masked autoencoder's fine-tuning.
     sizes = dict(num_classes=0, dim=16, depth=1, hidden=24, heads=2)
-    model, values = described("ViT-Ti/16", image_size=64, position="sincos2d", **sizes)
-    shapes = skeleton(model, values)[1]
-    checkpoint = Checkpoint("here", "nowhere", model, values, shapes, lambda path: np.ones(shapes[path]), [])
+    checkpoint = checkpoint_of("ViT-Ti/16", image_size=64, position="sincos2d", **sizes)
     changes = dict(num_classes=5, pooling="gap", cls_token=True, fc_norm=True, position="1d")
     fitted, sources, done = fit(checkpoint, changes)
     table = sources["position_embedding/table"]()
     np.testing.assert_array_equal(table[0, 0], np.zeros(16))
     np.testing.assert_array_equal(table[0, 1:], sincos2d((4, 4), 16, "sincos2d"))
-    assert sources.keys() == skeleton(model, fitted)[1].keys()
+    assert sources.keys() == skeleton(checkpoint.model, fitted)[1].keys()
     assert (sources["fc_norm/scale"]() == 1).all() and not sources["fc_norm/bias"]().any()
     assert done.dropped == ["norm/bias", "norm/scale"]
     assert done.fresh[:2] == ["fc_norm/bias [16], zero", "fc_norm/scale [16], one"]

@@ -1,5 +1,7 @@
 """A model resized in the trace: the same parameters for images of another size."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from flax import nnx
 from vit_jax.errors import UserError
 from vit_jax.interop.positions import resize_axis, resize_positions
 from vit_jax.models import create_model
+from vit_jax.models.position import RelativeLayout
 
 TINY = dict(num_classes=3, dim=16, depth=2, hidden=16, heads=2)
 
@@ -87,6 +90,8 @@ def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
         dict(position="none", rope="dinov3"),
         dict(position="none", rope="mixed"),
         dict(position="bias", registers=1),
+        dict(position="relative", registers=1),
+        dict(position="relative", pooling="gap"),
         dict(attention="axial", pooling="gap"),
     ],
 )
@@ -98,13 +103,54 @@ def test_a_resized_model_computes_what_one_of_that_size_does(options):
     np.testing.assert_array_equal(resized.features(images), made.features(images))
 
 
+@pytest.mark.slow
+def test_axial_attention_is_resized_with_its_tables(torch):
+    values = dict(num_classes=0, resnet_blocks=(1, 1), resnet_width=1 / 4)
+    model = create_model("AxialResNet50", image_size=32, **values)
+    resized, made = model.resized((64, 48)), create_model("AxialResNet50", image_size=(64, 48), **values)
+    nnx.update(made, nnx.state(resized))
+    images = np.random.default_rng(0).integers(0, 256, (2, 64, 48, 3), np.uint8)
+    np.testing.assert_array_equal(resized.features(images), made.features(images))
+    old, new = (of.resnet.stages["2"]["01"].conv2 for of in (model, resized))
+    for before, after, rows in ((old.column, new.column, 31), (old.row, new.row, 23)):
+        wanted = enlarged(torch, np.asarray(before.relative_embedding)[:, None], rows, 1)[:, 0]
+        np.testing.assert_allclose(after.relative_embedding, wanted, atol=1e-5)
+    assert model.features(np.zeros((1, 32, 32, 3), np.uint8)).shape == (1, 128)
+
+
+def enlarged(torch, table, rows, columns):
+    """A table `[rows, columns, channels]` by PyTorch's bicubic interpolation."""
+    images = torch.tensor(table, dtype=torch.float64).permute(2, 0, 1)[None]
+    resized = torch.nn.functional.interpolate(images, (rows, columns), mode="bicubic")
+    return resized[0].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((4, 3), (6, 2)), ((2, 5), (5, 2)), ((3, 3), (1, 1)), ((1, 4), (3, 4))], ids=str
+)
+def test_relative_positions_are_resized_by_rows_and_columns(old, new, torch):
+    layout = RelativeLayout(old, 1, 0)
+    table = np.random.default_rng(0).normal(size=(layout.rows, 4))
+    among = np.empty((2 * old[0] - 1, 2 * old[1] - 1, 4))
+    for row, column in np.ndindex(among.shape[:2]):
+        down, across = row - old[0] + 1, column - old[1] + 1
+        among[row, column] = table[down * old[1] + across + old[0] * old[1] - 1]
+    among = enlarged(torch, among, 2 * new[0] - 1, 2 * new[1] - 1)
+    found = np.asarray(layout.resized(jnp.asarray(table, jnp.float32), new))
+    vectors = {row: [] for row in range(2 * new[0] * new[1] - 1)}
+    for query, key in itertools.product(np.ndindex(new), repeat=2):
+        number = (query[0] - key[0]) * new[1] + query[1] - key[1]
+        offset = query[0] - key[0] + new[0] - 1, query[1] - key[1] + new[1] - 1
+        vectors[number + new[0] * new[1] - 1].append(among[offset])
+    wanted = [np.mean(of, axis=0) for of in vectors.values()]
+    np.testing.assert_allclose(found, [*wanted, *table[-3:]], atol=1e-5)
+
+
 def test_sizes_that_no_model_has_are_refused():
     model = create_model("ViT-Ti/8", image_size=16, **TINY)
     assert model.resized(16) is model
     with pytest.raises(UserError, match="does not divide the image of 20x16"):
         model.resized((20, 16))
-    with pytest.raises(UserError, match="relative"):
-        create_model("ViT-Ti/8", image_size=16, position="relative", **TINY).resized(32)
     axial = create_model("AxialResNet50", image_size=32, num_classes=0, resnet_blocks=(1,))
-    with pytest.raises(UserError, match="a BiT for 32x32 pixels .* not resized to 64x64"):
-        axial.resized(64)
+    with pytest.raises(UserError, match="an image of multiples of 4 pixels, not 32x30"):
+        axial.resized((32, 30))

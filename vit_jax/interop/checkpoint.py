@@ -297,7 +297,7 @@ def fit(
         if path.startswith(("head/", "distillation_head/")) and (new_head or found != shape):
             sources[path] = functools.partial(np.zeros, shape, np.float32)
             done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, zero")
-        elif found == shape and (old == new or not _is_table(path)):
+        elif found == shape and (old == new or not (_is_table(path) or _is_by_offset(path, known))):
             sources[path] = functools.partial(read, path)
         elif found and _is_table(path):
             sources[path] = functools.partial(_resized, read, path, before, after)
@@ -305,12 +305,15 @@ def fit(
         elif found and path == "patch_embedding/kernel" and found[2:] == shape[2:]:
             sources[path] = functools.partial(_other_patches, read, path, shape)
             done.resized.append(f"{path} {'x'.join(map(str, found[:2]))} -> {'x'.join(map(str, shape[:2]))}")
-        elif found and path.endswith("/bias_table") and known.get("position") == "bias" and old != new:
+        elif found and _is_by_offset(path, known) and old != new:
             sources[path] = functools.partial(_other_offsets, read, path, before, after)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
         elif found and path.endswith("/bias_table") and len(shape) == 3 and found[2:] == shape[2:]:
             sources[path] = functools.partial(_other_windows, read, path, shape)
             done.resized.append(f"{path} {'x'.join(map(str, found[:2]))} -> {'x'.join(map(str, shape[:2]))}")
+        elif found and path.endswith("/relative_embedding") and known.get("axial"):
+            sources[path] = functools.partial(_other_line, read, path, shape)
+            done.resized.append(f"{path} {found[0]} -> {shape[0]}")
         elif path.startswith("fc_norm/"):
             sources[path] = functools.partial(np.full, shape, float(path.endswith("scale")), np.float32)
             done.fresh.append(f"{path} {list(shape)}, {'one' if path.endswith('scale') else 'zero'}")
@@ -345,6 +348,12 @@ def _is_table(path: str) -> bool:
     return path.startswith("position_embedding/") and path.split("/")[-1] in ("table", "x", "y")
 
 
+def _is_by_offset(path: str, values: dict) -> bool:
+    """True for a ViT's table by offset between two tokens of the grid."""
+    position = values.get("position")
+    return {"bias": "bias_table", "relative": "relative_embedding"}.get(position) == path.split("/")[-1]
+
+
 def _has_fixed_positions(values: dict) -> bool:
     return values.get("position") in FIXED
 
@@ -368,14 +377,16 @@ def _other_windows(read, path: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _other_offsets(read, path: str, before: TokenModel, after: TokenModel) -> np.ndarray:
-    """A ViT's table of biases by offset, for another grid and the same tokens beside it."""
-    layout = before.bias_layout
-    table = np.asarray(layout.resized(jnp.asarray(read(path)), after.grid))
-    if len(table) != after.bias_layout.rows:
-        raise UserError(
-            f"{path} has {len(table)} rows, but the tokens asked for need {after.bias_layout.rows}"
-        )
+    """A ViT's table by offset, for another grid and the same tokens beside it."""
+    table = np.asarray(before.layout.resized(jnp.asarray(read(path)), after.grid))
+    if len(table) != after.layout.rows:
+        raise UserError(f"{path} has {len(table)} rows, but the tokens asked for need {after.layout.rows}")
     return table
+
+
+def _other_line(read, path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """An axial attention's table of relative positions, for lines of another length."""
+    return resize_axis(read(path), shape[0], "bicubic")
 
 
 def _other_patches(read, path: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -128,27 +128,59 @@ def sincos2d(grid: tuple[int, int], dim: int, kind: str) -> np.ndarray:
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
 
 
-def count_offsets(grid: tuple[int, int], prefix: int, registers: int) -> int:
-    """Rows of the table of relative positions, to which `relative_offsets` points."""
-    return 2 * grid[0] * grid[1] - 1 + (3 if prefix + registers else 0)
-
-
-def relative_offsets(grid: tuple[int, int], prefix: int, registers: int) -> np.ndarray:
-    """The row of the table of relative positions for each query and key, `[tokens, tokens]`.
+class RelativeLayout(NamedTuple):
+    """The layout of a table of relative positions, `[offsets, head_dim]`, over queries and keys (paper, D.4).
 
     Patches are numbered in raster order, N of them: their difference p_q - p_k lies from -(N-1) to
     N-1 and takes rows 0 to 2N-2. What is not a patch has three more: to a patch, from a patch, to
     another such token or itself.
     """
-    patches = grid[0] * grid[1]
-    number = np.arange(patches)
-    last = 2 * patches - 1
-    offsets = np.full((prefix + patches + registers,) * 2, last + 2)
-    inside = slice(prefix, prefix + patches)
-    offsets[:, inside] = last
-    offsets[inside, :] = last + 1
-    offsets[inside, inside] = number[:, None] - number[None, :] + patches - 1
-    return offsets if prefix + registers else offsets[inside, inside]
+
+    grid: tuple[int, int]
+    prefix: int
+    registers: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return 2 * math.prod(self.grid) - 1 + (3 if self.prefix + self.registers else 0)
+
+    def offsets(self) -> np.ndarray:
+        """The row of the table for each query and key, `[tokens, tokens]`."""
+        patches = math.prod(self.grid)
+        number = np.arange(patches)
+        last = 2 * patches - 1
+        offsets = np.full((self.prefix + patches + self.registers,) * 2, last + 2)
+        inside = slice(self.prefix, self.prefix + patches)
+        offsets[:, inside] = last
+        offsets[inside, :] = last + 1
+        offsets[inside, inside] = number[:, None] - number[None, :] + patches - 1
+        return offsets if self.prefix + self.registers else offsets[inside, inside]
+
+    def resized(self, table: jax.Array, grid: tuple[int, int]) -> jax.Array:
+        """The table for another grid, resized by rows and columns, bicubically as Swin's tables of biases.
+
+        A difference of numbers stands for one offset in rows and columns, or two: C - 1 columns of C are
+        one row less a column. Its new vector is the mean of theirs over all pairs of patches that have it.
+        """
+        old, new = math.prod(self.grid), math.prod(grid)
+        among = table[difference(self.grid) + old - 1]  # [rows' offset, columns' offset, head_dim]
+        rows, columns = (
+            interpolation(2 * before - 1, 2 * after - 1, "bicubic")
+            for before, after in zip(self.grid, grid, strict=True)
+        )
+        among = jnp.einsum("rR,cC,RCd->rcd", rows, columns, among).reshape(-1, table.shape[-1])
+        places = difference(grid).reshape(-1) + new - 1
+        pairs = np.outer(*(side - np.abs(np.arange(1 - side, side)) for side in grid)).reshape(-1)
+        share = (pairs / np.bincount(places, pairs)[places]).astype(np.float32)
+        patches = jax.ops.segment_sum(among * share[:, None], places, 2 * new - 1)
+        return jnp.concatenate([patches, table[2 * old - 1 :]])
+
+
+def difference(grid: tuple[int, int]) -> np.ndarray:
+    """The difference of two patches' numbers by their offset, `[2 rows - 1, 2 columns - 1]`."""
+    rows, columns = grid
+    return np.arange(1 - rows, rows)[:, None] * columns + np.arange(1 - columns, columns)
 
 
 def spread_offsets(table: jax.Array) -> jax.Array:

@@ -22,6 +22,7 @@ from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, height_and_width
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.pixels import Statistic
+from vit_jax.models.position import interpolation
 from vit_jax.options import Option, flag, number, one_of, several, whole
 
 _UNITS, _WIDTH = several(whole(1, MOST_LAYERS)), number(above=0, most=1024)
@@ -183,6 +184,11 @@ class _AxisAttention(nnx.Module):
         x = jnp.einsum("blhqk,blkhd->blqhd", weights, value)
         x = x + jnp.einsum("blhqk,qkd->blqhd", weights, for_value)
         return self.out_norm(x.reshape(batch, lines, length, width))
+
+    def resize(self, length: int) -> None:
+        """Changes the table of relative positions to one for lines of another length, bicubically."""
+        weights = interpolation(2 * self.length - 1, 2 * length - 1, "bicubic")
+        self.relative_embedding, self.length = nnx.Param(weights @ self.relative_embedding[...]), length
 
 
 class PreActivationUnit(nnx.Module):
@@ -373,13 +379,11 @@ class BiT(ImageModel):
             raise UserError(f"resnet_blocks is {resnet_blocks!r} and must have a stage (model.resnet_blocks)")
         size = height_and_width(image_size)
         stride = resnet_stride(resnet_blocks, resnet_stem)
-        if axial and (size[0] % stride or size[1] % stride):
-            raise UserError(
-                f"axial attention needs an image of multiples of {stride} pixels, not {size[0]}x{size[1]}"
-            )
+        if axial:
+            _check_size(size, stride)
         compute = jnp.dtype(dtype)
         super().__init__(size, channels, mean, deviation, any_size=not axial)
-        self.num_classes = num_classes
+        self.num_classes, self.stride = num_classes, stride
         self.resnet = ResNet(
             tuple(resnet_blocks),
             resnet_width,
@@ -406,6 +410,33 @@ class BiT(ImageModel):
         """
         _, *stages = self.resnet(self.normalize(images))
         return stages if dense else nnx.relu(self.norm(stages[-1])).mean(axis=(1, 2))
+
+    def resized(self, image_size: int | tuple[int, int]) -> "BiT":
+        """The same model for images of another size: an axial one's relative positions are interpolated.
+
+        Raises:
+          UserError: it is axial, and cannot halve the images as often as it must.
+        """
+        size = height_and_width(image_size)
+        if size == self.image_size or self.any_size:
+            return self
+        _check_size(size, self.stride)
+        other = nnx.clone(self)
+        other.image_size = size
+        for stage in other.resnet.stages.values():
+            for unit in stage.values():
+                axes = unit.conv2.column, unit.conv2.row
+                for axis, old, new in zip(axes, self.image_size, size, strict=True):
+                    axis.resize(axis.length * new // old)
+        return other
+
+
+def _check_size(size: tuple[int, int], stride: int) -> None:
+    """Raises UserError for images that axial attention cannot halve as often as it must."""
+    if size[0] % stride or size[1] % stride:
+        raise UserError(
+            f"axial attention needs an image of multiples of {stride} pixels, not {size[0]}x{size[1]}"
+        )
 
 
 def linear_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:

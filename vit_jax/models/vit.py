@@ -30,11 +30,10 @@ from vit_jax.models.position import (
     ROPES,
     BiasLayout,
     PositionEmbedding,
+    RelativeLayout,
     Rotation,
-    count_offsets,
     draw_scale,
     places_of,
-    relative_offsets,
     rotation_angles,
 )
 from vit_jax.models.resnet import (
@@ -303,8 +302,7 @@ class ViT(TokenModel):
         self.tokens = self.prefix + math.prod(self.grid) + registers
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
-        offsets = count_offsets(self.grid, self.prefix, registers) if position == "relative" else 0
-        biases = self.bias_layout.rows if position == "bias" else 0
+        offsets, biases = (self.layout.rows if position == kind else 0 for kind in ("relative", "bias"))
         stack = _stack(given, offsets, biases)
         # In this order, as parameters are drawn one after the other.
         self._make_stem(given, stack, rngs)
@@ -443,13 +441,11 @@ class ViT(TokenModel):
         """The same model for images of another size: learned positions are interpolated, and share gradients.
 
         Raises:
-          UserError: the patches do not divide it, or there is a parameter for each offset between tokens.
+          UserError: the patches do not divide it.
         """
         size = height_and_width(image_size)
         if size == self.image_size:
             return self
-        if self.position == "relative":
-            raise UserError("model.position='relative' has a parameter for each offset, and is not resized")
         stride = self.image_size[0] // self.grid[0]
         _check_size(size, stride, f"the patches' stride {stride}")
         other = nnx.clone(self)
@@ -460,19 +456,20 @@ class ViT(TokenModel):
         elif self.position_embedding is not None:
             for layer, positions in self.position_embedding.items():
                 other.position_embedding[layer] = positions.resized(other.grid)
-        layout = self.bias_layout
+        name = "bias_table" if self.position == "bias" else "relative_embedding"
         for block in other.blocks.values():
             if isinstance(block, AxialBlock):
                 block.grid = other.grid
-            elif self.position == "bias":
-                table = block.attention.bias_table
-                block.attention.bias_table = nnx.Param(layout.resized(table[...], other.grid))
+            elif self.position in ("relative", "bias"):
+                table = self.layout.resized(getattr(block.attention, name)[...], other.grid)
+                setattr(block.attention, name, nnx.Param(table))
         return other
 
     @property
-    def bias_layout(self) -> BiasLayout:
-        """The layout of tables of biases over the tokens, where `position` is bias."""
-        return BiasLayout(self.grid, self.prefix, self.registers)
+    def layout(self) -> RelativeLayout | BiasLayout:
+        """The layout of tables by offset over the tokens, where `position` is relative or bias."""
+        kind = BiasLayout if self.position == "bias" else RelativeLayout
+        return kind(self.grid, self.prefix, self.registers)
 
     def patches(self, images: jax.Array) -> jax.Array:
         """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch, patches, dim]`.
@@ -525,9 +522,9 @@ class ViT(TokenModel):
         """
         positions = {}
         if self.position == "relative":
-            positions["offsets"] = relative_offsets(self.grid, self.prefix, self.registers)
+            positions["offsets"] = self.layout.offsets()
         if self.position == "bias":
-            positions["layout"] = self.bias_layout
+            positions["layout"] = self.layout
         if self.rope == "mixed":
             positions["places"] = places_of(self.grid, self.prefix, self.registers)
         elif self.rope != "none":
