@@ -105,7 +105,7 @@ def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up
     assert [trial.factors["start"] for trial in choices(here)] == ["none", "none"]
     here.run(pretrained(here), lambda: None)
     assert [trial.factors["start"] for trial in choices(here)] == ["none", "none", "some", "some"]
-    assert "images=20000,steps=7," in here.trials[0].job.flags[0]
+    assert "images=20000,size=16,steps=7" in here.trials[0].job.flags[0]
     assert any("finetune.checkpoint" in flag for flag in choices(here)[-1].job.flags)
 
 
