@@ -69,6 +69,9 @@ TRAINING = {
     "muon of low-rank changes": {"optimizer.name": "muon", "finetune.train": "lora"},
     "average": {"optimizer.average": 0.99},
     "layer decay": {"optimizer.layer_decay": 0.7},
+    "rate of the patch embedding": {"optimizer.embedding_rate": 0.2, "optimizer.weight_decay_end": 0.4},
+    "clipped apart": {"optimizer.clip": "module", "objective.name": "mae"},
+    "clipped by array": {"optimizer.clip": "tensor", "finetune.train": "lora"},
     "low-rank changes": {"finetune.train": "lora"},
     "head": {"finetune.train": "head"},
     "masked patches": {"objective.name": "masked_patch"},
@@ -153,7 +156,7 @@ def test_a_step_of_every_kind_of_training_is_traced_in_bfloat16(name, scan):
     config.model.update(TINY | RANDOM | model)
     config.objective.update(dict(decoder_dim=16, decoder_depth=2, decoder_heads=2))
     config.update_from_flattened_dict(TRAINING[name])
-    classes = 0 if "mask" in name else 5
+    classes = 0 if config.objective.name != "classification" else 5
     program = make_program(config, num_classes=classes, steps=10, mesh=make_mesh(config.mesh))
     state, _ = jax.eval_shape(
         program.train_step, program.state, program.metrics, abstract_batch(config, program.mesh)

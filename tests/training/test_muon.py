@@ -22,7 +22,7 @@ def updates(gradients: list[dict], **values) -> list[dict]:
     """Each gradient's update at a learning rate of 1, without clipping and weight decay."""
     config = base_config().optimizer
     config.update(dict(name="muon", beta1=BETA1, beta2=BETA2, weight_decay=0.0, clip_norm=0.0) | values)
-    optimizer = make_optimizer(config, lambda t: jnp.ones(()))
+    optimizer = make_optimizer(config, lambda t: jnp.ones(()), config.weight_decay)
     weights = jax.tree.map(jnp.ones_like, gradients[0])
     state = optimizer.init(weights)
     found = []

@@ -17,7 +17,7 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.training.directions.adafactor import clip_by_rms
 from vit_jax.training.optimizer import DECAYED, layer_of, make_optimizer, scale_by_layer
 from vit_jax.training.program import make_program
-from vit_jax.training.schedule import make_schedule
+from vit_jax.training.schedule import make_schedule, make_weight_decay
 
 
 def settings(**values):
@@ -28,7 +28,7 @@ def settings(**values):
 
 def run(gradients: list[dict], params: dict, steps: int = 10, **values) -> dict:
     config = settings(**values)
-    optimizer = make_optimizer(config, make_schedule(config, steps))
+    optimizer = make_optimizer(config, make_schedule(config, steps), make_weight_decay(config, steps))
     params = {name: {k: jnp.asarray(v) for k, v in layer.items()} for name, layer in params.items()}
     state = optimizer.init(params)
     for gradient in gradients:
@@ -225,7 +225,7 @@ def test_adafactor_equals_numpy(clip):
 
 def test_clipping_the_updates_of_another_optimizer_is_refused():
     with pytest.raises(UserError, match="clip_update = 1.0 is of optimizer.name='adafactor', not of 'sgd'"):
-        make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t)
+        make_optimizer(settings(name="sgd", clip_update=1.0), lambda t: t, 0.0)
 
 
 def test_updates_are_clipped_over_a_whole_array_where_that_is_asked_for():

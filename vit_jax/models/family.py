@@ -39,6 +39,8 @@ class Family:
       layer: makes of a model the function that gives the number of the encoder layer that a parameter belongs
         to, by its path in the model; -1 before the encoder, infinity behind it. None: the family has no such
         layers.
+      embedding: starts of the paths of what turns patches into tokens, a norm on these too, for which the
+        learning rate may have a factor; empty: the family has no patch embedding.
       undecayed: ends of the paths, regular expressions, of parameters that weight decay leaves alone, as it
         does biases and scales.
       any_size: a model's parameters do not tell the size of its images.
@@ -53,6 +55,7 @@ class Family:
     smallest: Callable[[dict[str, Any]], dict[str, Any]]
     axes: tuple[tuple[str, str], ...]
     layer: Callable[[ImageModel], Callable[[str], float]] | None = None
+    embedding: tuple[str, ...] = ()
     undecayed: tuple[str, ...] = ()
     any_size: bool = False
     loose: tuple[str, ...] = ()

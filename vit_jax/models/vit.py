@@ -731,4 +731,5 @@ FAMILY = Family(
         *HEAD_AXES,
     ),
     layer=lambda model: _layer,
+    embedding=("patch_embedding", "patch_norm"),
 )

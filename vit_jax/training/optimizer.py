@@ -1,20 +1,22 @@
 """The optimizer: gradient clipping, a direction of `directions/`, weight decay, learning rates."""
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import is_undecayed
-from vit_jax.options import Option, flag, number, one_of
+from vit_jax.options import Option, flag, number, one_of, unless
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.directions import direction_of
 
 OPTIONS = {
-    "optimizer.weight_decay": Option(0.1, number(least=0), "Times the learning rate and the parameter."),
     "optimizer.coupled_decay": Option(
         False,
         flag(),
@@ -25,9 +27,29 @@ OPTIONS = {
         one_of("kernels", "matrices", "all"),
         "Which parameters decay; matrices are all but biases and scales.",
     ),
-    "optimizer.clip_norm": Option(1.0, number(least=0), "Global norm of the gradient; 0: off."),
+    "optimizer.clip_norm": Option(
+        1.0, number(least=0), "The gradient's highest norm, of what optimizer.clip says; 0: off."
+    ),
+    "optimizer.clip": Option(
+        "global",
+        one_of("global", "tensor", "module"),
+        "What has one norm: all; each array (DINO); the model, and each part of the objective (DINOv2).",
+        fits=lambda value, config: unless(
+            value == "global" or config.optimizer.clip_norm > 0,
+            "'global' with optimizer.clip_norm=0, which clips nothing",
+        ),
+    ),
     "optimizer.layer_decay": Option(
         1.0, number(above=0, most=1), "Factor on the learning rate for each layer below the head."
+    ),
+    "optimizer.embedding_rate": Option(
+        1.0,
+        number(least=0),
+        "Factor on the learning rate of the patch embedding; DINOv2's is 0.2.",
+        fits=lambda value, config: unless(
+            value == 1 or config.finetune.train == "all",
+            f"1 with finetune.train={config.finetune.train!r}, which leaves the patch embedding as it is",
+        ),
     ),
 }
 
@@ -35,17 +57,24 @@ OPTIONS = {
 def make_optimizer(
     config: ConfigDict,
     schedule: Callable[[jax.Array], jax.Array],
+    weight_decay: float | Callable[[jax.Array], jax.Array],
     trained: Callable[[dict], dict] | None = None,
     layer: Callable[[str], float] | None = None,
+    embedding: Sequence[str] = (),
+    held: Mapping[str, int] | None = None,
 ) -> optax.GradientTransformation:
-    """Clip by global norm, the direction that is named, weight decay, learning rate by layer.
+    """Clip by norm, the direction that is named, weight decay, learning rate by layer.
 
     Weight decay is decoupled, added to the direction (Loshchilov and Hutter, 2019), or coupled, added to the
     clipped gradient from which the direction is made, as in PyTorch's SGD.
 
     Args:
+      schedule: the learning rate of update t = 1, 2, ...
+      weight_decay: the same for all updates, or that of update t.
       trained: of weights, True for those that change; None: all. For the others nothing is kept.
       layer: the model family's, for `layer_decay`.
+      embedding: the model family's, for `embedding_rate`.
+      held: the objective's: for so many first updates the rate of what begins so is 0.
 
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
@@ -56,14 +85,23 @@ def make_optimizer(
             f"{config.name!r}; use 0, and optimizer.clip_norm for the gradient"
         )
     direction = direction_of(config)
-    decay = optax.add_decayed_weights(config.weight_decay, mask=DECAYED[config.decay])
-    whole = optax.chain(
-        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+    # Optax counts from 0; the first update is t = 1.
+    changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
+    decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
+    # A stage that is not asked for is left out or has no state: states of earlier versions are restored.
+    slowed = [f"params/{start}" for start in embedding]
+    stages = [
+        clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
         *((decay, direction) if config.coupled_decay else (direction, decay)),
         scale_by_layer(config.layer_decay, layer) if config.layer_decay < 1 else optax.identity(),
-        # Optax counts from 0; the first update is t = 1.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
-    )
+    ]
+    if config.embedding_rate != 1:
+        stages.append(optax.masked(optax.scale(config.embedding_rate), partial(below, slowed)))
+    for start, updates in (held or {}).items():
+        released = optax.scale_by_schedule(lambda count, updates=updates: count >= updates)
+        stages.append(optax.masked(released, partial(below, [f"extra/objective/{start}"])))
+    whole = optax.chain(*stages)
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
@@ -89,6 +127,43 @@ def _named(params: dict, decays: Callable[[str], bool]) -> dict:
 
 
 DECAYED = {"kernels": kernels, "matrices": matrices, "all": None}
+
+
+def below(starts: Sequence[str], weights: dict) -> dict:
+    """True for the weights whose paths are one of `starts` or go on from it."""
+
+    def begins(path, _):
+        return any(f"{path_name(path)}/".startswith(f"{start}/") for start in starts)
+
+    return jax.tree.map_with_path(begins, weights)
+
+
+def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
+    """Gradients made so much smaller that a norm is not above `norm`.
+
+    Args:
+      of: what has one norm: `global`, all; `tensor`, each array; `module`, the model, and each part of the
+        objective by the first name below its own parameters. Parts are multiplied by norm / (their norm +
+        1e-6) where that is below 1, as in PyTorch, DINO and DINOv2.
+    """
+    if of == "global":
+        return optax.clip_by_global_norm(norm)
+
+    def part_of(path) -> str:
+        name = path_name(path)
+        if of == "tensor":
+            return name
+        return name.split("/")[2] if name.startswith("extra/objective/") else ""
+
+    def clip(updates, params=None):
+        del params
+        squares = defaultdict(float)
+        for path, x in jax.tree.leaves_with_path(updates):
+            squares[part_of(path)] += jnp.square(x).sum()
+        factors = {part: jnp.minimum(1, norm / (jnp.sqrt(x) + 1e-6)) for part, x in squares.items()}
+        return jax.tree.map_with_path(lambda path, x: x * factors[part_of(path)], updates)
+
+    return optax.stateless(clip)
 
 
 def scale_by_layer(decay: float, layer: Callable[[str], float]) -> optax.GradientTransformation:

@@ -21,8 +21,8 @@ from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
 from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained, with_frozen
 from vit_jax.training.objectives import abstract_objective, make_objective, objective_of
 from vit_jax.training.objectives.objective import Objective
-from vit_jax.training.optimizer import make_optimizer
-from vit_jax.training.schedule import make_schedule
+from vit_jax.training.optimizer import below, make_optimizer
+from vit_jax.training.schedule import make_schedule, make_weight_decay
 from vit_jax.training.step import (
     Judged,
     Metrics,
@@ -148,14 +148,17 @@ def make_program(
     schedule = make_schedule(config.optimizer, steps)
     build = build or model_factory(num_classes=num_classes, **model_arguments(config))
     model = abstract(build)
-    layers = family_of(model).layer
+    layers, embedding = family_of(model).layer, family_of(model).embedding
     if config.optimizer.layer_decay < 1 and layers is None:
         raise UserError(
             f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
             f"layer, and a {type(model).__name__} has none; use 1"
         )
-    changes = None if config.finetune.train == "all" else partial(trained, config)
-    optimizer = make_optimizer(config.optimizer, schedule, changes, layers and layers(model))
+    if config.optimizer.embedding_rate != 1 and not embedding:
+        raise UserError(
+            f"config.optimizer.embedding_rate = {config.optimizer.embedding_rate} is of the patch embedding, "
+            f"and a {type(model).__name__} has none; use 1"
+        )
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     held = {} if frozen is None else nnx.to_pure_dict(nnx.state(frozen))
@@ -168,6 +171,16 @@ def make_program(
         return init_extra(config, params) | ({"objective": nnx.to_pure_dict(own)} if own else {})
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
+    _check_held(config, whole, objective_weights(weights))
+    optimizer = make_optimizer(
+        config.optimizer,
+        schedule,
+        make_weight_decay(config.optimizer, steps),
+        None if config.finetune.train == "all" else partial(trained, config),
+        layers and layers(model),
+        embedding,
+        whole.held(),
+    )
 
     def first_memory(weights, frozen):
         own = with_frozen(objective_weights(weights), frozen)
@@ -198,6 +211,16 @@ def make_program(
         make_train_step(graphdef, objective, optimizer, config, mesh, shardings),
         shapes_of_batch(config, 1),
     )
+
+
+def _check_held(config: ConfigDict, objective: Objective, own: dict) -> None:
+    """Raises UserError where an objective holds what it does not have."""
+    for start in objective.held():
+        if not any(jax.tree.leaves(below([start], own))):
+            raise UserError(
+                f"config.objective.name={config.objective.name!r} holds {start!r}, and that is no part of "
+                f"its own parameters; it has {', '.join(own) or 'none'}"
+            )
 
 
 def abstract_batch(config: ConfigDict, mesh: Mesh, max_labels: int = 1) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,4 +1,4 @@
-"""The learning rate of each update (paper, section 4.1 and table 3)."""
+"""The learning rate of each update (paper, section 4.1 and table 3), and its weight decay."""
 
 from collections.abc import Callable
 
@@ -26,6 +26,12 @@ OPTIONS = {
     ),
     "optimizer.warmup_steps": Option(10_000, whole(0), "Steps in which the rate rises linearly."),
     "optimizer.warmup_learning_rate": Option(0.0, number(least=0), "The rate from which it rises."),
+    "optimizer.weight_decay": Option(0.1, number(least=0), "Times the learning rate and the parameter."),
+    "optimizer.weight_decay_end": Option(
+        None,
+        number(least=0),
+        "The last update's decay, reached by half a cosine over the run, as DINO's; None: it is constant.",
+    ),
 }
 
 
@@ -54,7 +60,7 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
         progress = jnp.clip((t - warmup) / (steps - warmup), 0, 1)
         rate = {
             "linear": end + (base - end) * (1 - progress),
-            "cosine": end + (base - end) * (1 + jnp.cos(jnp.pi * progress)) / 2,
+            "cosine": _half_cosine(base, end, progress),
             "stairs": base * config.stair_factor ** (t > stairs).sum(),
             "constant": jnp.full_like(progress, base),
         }[config.schedule]
@@ -64,3 +70,24 @@ def make_schedule(config: ConfigDict, steps: int) -> Callable[[jax.Array], jax.A
         return rate * risen + config.warmup_learning_rate * (1 - risen)
 
     return schedule
+
+
+def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.Array], jax.Array]:
+    """The weight decay, or that of update t = 1 ... `steps` where it goes to `weight_decay_end`.
+
+    It goes there by half a cosine over the whole run, warm-up too, and is counted as the learning rate is:
+    from 1 the last update has the end's; from 0 the first one has `weight_decay`, as in DINO and DINOv2.
+    """
+    base, end = config.weight_decay, config.weight_decay_end
+    if end is None:
+        return base
+
+    def decay(t: jax.Array) -> jax.Array:
+        t = jnp.asarray(t, jnp.float32) + (config.count_from - 1)
+        return _half_cosine(base, end, jnp.clip(t / steps, 0, 1))
+
+    return decay
+
+
+def _half_cosine(base: float, end: float, progress: jax.Array) -> jax.Array:
+    return end + (base - end) * (1 + jnp.cos(jnp.pi * progress)) / 2

@@ -1,5 +1,6 @@
 """The interface of an objective: the views it wants, the loss it computes of them, the memory it keeps."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -101,6 +102,14 @@ class Objective(nnx.Module):
         None: those that are trained.
         """
         return None
+
+    def held(self) -> Mapping[str, int]:
+        """The first updates during which the learning rate of some of its own parameters is 0.
+
+        By the start of their paths among its own, such as `head/prototypes`; an update that is left out
+        counts. Moments go on meanwhile, and nothing decays.
+        """
+        return {}
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """The batch with what is drawn at random for each image, from its key."""
