@@ -18,10 +18,14 @@ from vit_jax.data.views import View, flips_of, pictures_of
 AREA = (0.1, 0.5)
 
 
-def batch_of(views=(), **arguments):
+def invert(pixels, rng):
+    return ~pixels
+
+
+def batch_of(views=(), augment=None, **arguments):
     if views:
         crop = functools.partial(TrainCrop, area=AREA)
-        arguments["views"] = pictures_of(views, lambda size, **more: crop(size, **more), 16, None)
+        arguments["views"] = pictures_of(views, lambda size, **more: crop(size, **more), 16, augment)
     else:
         arguments["crop"] = TrainCrop(16, area=AREA)
     source = open_source("digits", "train[:50]")
@@ -42,10 +46,35 @@ def test_first_view_is_the_only_views_bits_and_the_others_differ():
 
 
 def test_view_of_the_same_rectangle_shows_it_and_may_be_augmented_otherwise():
-    invert = lambda pixels, rng: ~pixels  # noqa: E731
     batch = batch_of([View(), View("inverted", same_rectangle_as="image", augment=invert), View("other")])
     np.testing.assert_array_equal(batch["inverted"], ~batch["image"])
     np.testing.assert_array_equal(batch["other"], batch_of([View(), View("other")])["other"])
+
+
+def test_each_picture_of_a_view_is_distorted_in_its_own_way():
+    plain = batch_of([View(count=3), View("other")])
+    batch = batch_of([View(count=3, distort=(invert, None, lambda pixels, rng: pixels // 2)), View("other")])
+    np.testing.assert_array_equal(batch["image"][:, 0], ~plain["image"][:, 0])
+    np.testing.assert_array_equal(batch["image"][:, 1], plain["image"][:, 1])
+    np.testing.assert_array_equal(batch["image"][:, 2], plain["image"][:, 2] // 2)
+    np.testing.assert_array_equal(batch["other"], plain["other"])
+
+
+def test_distortion_comes_after_the_runs_augmentation_and_draws_after_it():
+    def blacken(pixels, rng):
+        return pixels * np.uint8(rng.random() < 0.5)
+
+    views = [View(), View("other", distort=(invert,))]
+    augmented = batch_of([View(), View("other")], augment=blacken)
+    batch = batch_of(views, augment=blacken)
+    assert {*augmented["other"].any(axis=(1, 2, 3))} == {True, False}
+    np.testing.assert_array_equal(batch["image"], augmented["image"])
+    np.testing.assert_array_equal(batch["other"], ~augmented["other"])
+
+
+def test_view_with_distortions_for_another_number_of_pictures_is_refused():
+    with pytest.raises(ValueError, match="'image' has 2 pictures"):
+        batch_of([View(count=2, distort=(invert, invert, invert))])
 
 
 @pytest.mark.skipif(not is_fast(), reason="Pillow decodes whole images")

@@ -9,6 +9,7 @@ Work is handed out in chunks of a batch, so that a large batch is decoded by all
 none of them holds more than its chunks.
 """
 
+import itertools
 import multiprocessing
 import os
 import re
@@ -227,11 +228,15 @@ def _show(
     draws = iter(rngs)
     for view in views:
         outs = batch[view.name][row]
-        for out in (outs,) if view.count is None else outs:
+        distortions = view.distort or itertools.repeat(None)
+        for out, distort in zip((outs,) if view.count is None else outs, distortions, strict=False):
             rng = next(draws)
             pixels = view.crop(image, rng, out)
-            if view.augment:
-                out[:] = view.augment(pixels, rng)
+            for change in (view.augment, distort):
+                if change:
+                    pixels = change(pixels, rng)
+            if pixels is not out:
+                out[:] = pixels
 
 
 def _generators(

@@ -22,6 +22,8 @@ class View(NamedTuple):
       same_rectangle_as: name of an earlier view whose rectangles this one shows, at its own size.
       augment: what is done to the crop on the host, `(pixels, rng) -> pixels`, or None; "config" is
         what the config says.
+      distort: what is done after that, to each of its pictures another thing: so many augmentations, each of
+        which may be None; empty: nothing.
     """
 
     name: str = "image"
@@ -30,6 +32,7 @@ class View(NamedTuple):
     crop: Mapping[str, Any] = {}
     same_rectangle_as: str | None = None
     augment: Augmentation | str | None = "config"
+    distort: Sequence[Augmentation | None] = ()
 
     def shape(self, image_size: int) -> tuple[int, ...]:
         """Shape of one image's entry, in a run of this `image_size`."""
@@ -44,6 +47,7 @@ class Picture(NamedTuple):
       crop: `(image, rng, out) -> pixels`.
       stream: which of an image's random sequences the first picture draws from; views of one stream
         see the same rectangles.
+      distort: what is done after `augment`, to each picture; empty: nothing.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Picture(NamedTuple):
     augment: Augmentation | None = None
     count: int | None = None
     stream: int = 0
+    distort: Sequence[Augmentation | None] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,10 +83,12 @@ def pictures_of(
     for view in views:
         if {"mode", "background"} & view.crop.keys():
             raise ValueError(f"the view {view.name!r} decodes the image otherwise than the run: {view.crop}")
+        if view.distort and len(view.distort) != (view.count or 1):
+            raise ValueError(f"the view {view.name!r} has {view.count or 1} pictures to {view.distort}")
         pixels = view.size or size
         own = augment if view.augment == "config" else view.augment
         stream = made[view.same_rectangle_as].stream if view.same_rectangle_as else free
-        picture = Picture(view.name, pixels, crop(pixels, **view.crop), own, view.count, stream)
+        picture = Picture(view.name, pixels, crop(pixels, **view.crop), own, view.count, stream, view.distort)
         made[view.name], free = picture, max(free, picture.streams.stop)
     return tuple(made.values())
 

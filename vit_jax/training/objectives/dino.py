@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax.data.colour_distortion import distortions
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
@@ -124,11 +125,12 @@ class DINO(Objective):
 
     @staticmethod
     def views(config: ConfigDict) -> tuple[View, ...]:
-        values, large = config.objective, View(count=VIEWS)
+        values, (first, second, small) = config.objective, distortions(config)
+        large = View(count=VIEWS, distort=(first, second))
         if not values.local_crops:
             return (large,)
-        area = tuple(values.local_area)
-        return large, View("local", values.local_crops, values.local_size, crop={"area": area})
+        area, count = tuple(values.local_area), values.local_crops
+        return large, View("local", count, values.local_size, crop={"area": area}, distort=(small,) * count)
 
     @staticmethod
     def judged(config: ConfigDict) -> str | None:

@@ -1,0 +1,120 @@
+"""Colour distortions that DINO, iBOT and DINOv2 do to their views: jitter, grey, blur, solarising.
+
+Pillow does them, so that the pixels are those of torchvision and of DINO's code (2104.14294) to the bit.
+DINOv2's code blurs by a kernel of 9 pixels, and takes one less its probabilities: (0, 0.9, 0.5).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from ml_collections import ConfigDict
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from vit_jax.options import SHARE, Option, Rule, number, several
+
+JITTER = ("brightness", "contrast", "saturation", "hue")
+RADII = (0.1, 2.0)  # Of the blur.
+THRESHOLD = 128  # Of solarising.
+
+STRENGTHS = several(number(least=0, most=100), count=4)
+SHARES = several(SHARE, count=3, words="3 numbers from 0 to 1")
+
+OPTIONS = {
+    "objective.jitter": Option(
+        (0.0, 0.0, 0.0, 0.0),
+        Rule(
+            tuple,
+            "4 numbers from 0 to 100, of which the last, the hue's, is at most 0.5",
+            lambda x: STRENGTHS.holds(x) and x[3] <= 0.5,
+        ),
+        "Of dino's views: brightness, contrast, saturation, each times a factor in 1 +- x, and a turn of the "
+        "hue in +- x, in a random order; the authors' is (0.4, 0.4, 0.2, 0.1).",
+    ),
+    "objective.jitter_probability": Option(0.8, SHARE, "Of this jitter, for each view."),
+    "objective.grey": Option(0.0, SHARE, "Probability for each of dino's views to lose its colour."),
+    "objective.blur": Option(
+        (0.0, 0.0, 0.0),
+        SHARES,
+        "Probability of Gaussian blur: of dino's first large view, the second one, and each small one.",
+    ),
+    "objective.solarize": Option(
+        (0.0, 0.0, 0.0), SHARES, f"The same, of inverting what is {THRESHOLD} and above."
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ColourDistortion:
+    """`(pixels, rng) -> pixels`: some operations, each done with a probability, in the order of the values.
+
+    Args:
+      jitter: strengths of brightness, contrast, saturation (a factor of 1 +- x, at least 0) and hue (a turn
+        of +- x, of 1), whose order is random; 0: none.
+      jitter_probability: of the four together.
+      grey: probability of losing the colour.
+      blur: of Gaussian blur with a deviation of 0.1 to 2 pixels.
+      solarize: of inverting values of 128 and above.
+    """
+
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    jitter_probability: float = 0.8
+    grey: float = 0.0
+    blur: float = 0.0
+    solarize: float = 0.0
+
+    def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Distorts uint8 `[height, width, 3]`, which is not written to, into an array of the same shape."""
+        drawn = self.draw(rng)
+        if not drawn:
+            return pixels
+        image = Image.fromarray(pixels)
+        for name, value in drawn:
+            image = OPERATIONS[name](image, value)
+        return np.asarray(image)
+
+    def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
+        """Names and values of the operations to be done, in their order."""
+        drawn = []
+        if rng.random() < self.jitter_probability:
+            for index in rng.permutation(len(JITTER)):
+                name, strength = JITTER[index], self.jitter[index]
+                least, middle = (-strength, 0) if name == "hue" else (max(0, 1 - strength), 1)
+                if strength:
+                    drawn.append((name, rng.uniform(least, middle + strength)))
+        if rng.random() < self.grey:
+            drawn.append(("grey", 1.0))
+        if rng.random() < self.blur:
+            drawn.append(("blur", rng.uniform(*RADII)))
+        if rng.random() < self.solarize:
+            drawn.append(("solarize", THRESHOLD))
+        return drawn
+
+
+def distortions(config: ConfigDict) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:
+    """The config's distortions of the first large view, the second one, and small ones."""
+    values = config.objective
+
+    def of(view: int) -> ColourDistortion:
+        jitter, probability = tuple(values.jitter), values.jitter_probability
+        return ColourDistortion(jitter, probability, values.grey, values.blur[view], values.solarize[view])
+
+    return of(0), of(1), of(2)
+
+
+def _turn_hue(image: Image.Image, turn: float) -> Image.Image:
+    """Turns the hue by a part of the circle: as torchvision does, by whole 255ths of Pillow's 256."""
+    hues = [(hue + int(255 * turn)) % 256 for hue in range(256)]
+    return image.convert("HSV").point([*hues, *range(256), *range(256)]).convert("RGB")
+
+
+# Operations by name: (image, value) -> image.
+OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "brightness": lambda x, factor: ImageEnhance.Brightness(x).enhance(factor),
+    "contrast": lambda x, factor: ImageEnhance.Contrast(x).enhance(factor),
+    "saturation": lambda x, factor: ImageEnhance.Color(x).enhance(factor),
+    "hue": _turn_hue,
+    "grey": lambda x, _: x.convert("L").convert("RGB"),
+    "blur": lambda x, radius: x.filter(ImageFilter.GaussianBlur(radius)),
+    "solarize": lambda x, threshold: ImageOps.solarize(x, int(threshold)),
+}
