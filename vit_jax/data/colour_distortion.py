@@ -1,7 +1,7 @@
 """Colour distortions that DINO, iBOT and DINOv2 do to their views: jitter, grey, blur, solarising.
 
 Pillow does them, so that the pixels are those of torchvision and of DINO's code (2104.14294) to the bit.
-DINOv2's code blurs by a kernel of 9 pixels, and takes one less its probabilities: (0, 0.9, 0.5).
+DINOv2's code blurs by a kernel of 9 pixels, with one less each probability: (0, 0.9, 0.5).
 """
 
 import dataclasses
@@ -39,7 +39,9 @@ OPTIONS = {
         "Probability of Gaussian blur: of dino's first large view, the second one, and each small one.",
     ),
     "objective.solarize": Option(
-        (0.0, 0.0, 0.0), SHARES, f"The same, of inverting what is {THRESHOLD} and above."
+        (0.0, 0.0, 0.0),
+        SHARES,
+        f"Probability of inverting values of {THRESHOLD} and above, of the same three.",
     ),
 }
 
