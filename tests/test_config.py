@@ -312,6 +312,10 @@ def test_key_that_nothing_reads_is_refused():
         ("fewshot.seeds", (1, 1)),
         ("fewshot.seeds", (-1,)),
         ("fewshot.penalty", -1.0),
+        ("knn.every", 401),
+        ("knn.sets", ("tfds:dtd", "folder:/data/dtd")),
+        ("knn.neighbours", (10, 10)),
+        ("knn.neighbours", (0,)),
     ],
 )
 def test_impossible_value_is_named(key, value):
@@ -398,10 +402,11 @@ def test_value_that_once_trained_in_silence_or_ended_in_a_traceback_is_named(key
         configs.check(config)
 
 
-def test_few_shot_evaluation_without_data_sets_is_refused():
+@pytest.mark.parametrize("suite", ["fewshot", "knn"])
+def test_suite_that_is_due_without_data_sets_is_refused(suite):
     config = load("quickstart")
-    config.fewshot.every = config.evaluate_every
-    with pytest.raises(UserError, match=r"fewshot.sets is \(\) and must be such as \('tfds:cifar100',\)"):
+    config[suite].every = config.evaluate_every
+    with pytest.raises(UserError, match=rf"{suite}.sets is \(\) and must be such as \('tfds:cifar100',\)"):
         configs.check(config)
 
 
@@ -427,6 +432,7 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     config.data.unheeded = 1
     config.finetune.train, config.optimizer.average = "lora", 0.9
     config.fewshot.update(dict(every=2, sets=("digits:",), shots=(1,), seeds=(0,)))
+    config.knn.update(dict(every=2, sets=("digits:",)))
     options = ("set=digits:", "shots=1", "seeds=0")
     config.evaluate.update(dict(suites=("fewshot",), options=options))
     read = set()

@@ -31,6 +31,7 @@ SECTIONS = {
     "checkpoint": "Checkpoints",
     "evaluate": "Suites of `python -m vit_jax.evaluate` during training",
     "fewshot": "Few-shot linear evaluation of the frozen network during training",
+    "knn": "k-NN evaluation of the frozen network during training",
     "sweep": "Search for the learning rate, by `python -m vit_jax.sweep`: its runs do not see these values",
 }
 
@@ -101,7 +102,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.update(dict(steps=2, batch_size=16, log_every=1, evaluate_every=2))
     config.model.name = config.model.name or "ViT-B/16"
     config.checkpoint.every = 2
-    config.fewshot.every = 0  # Its data sets may not be here, nor those of suites.
+    config.fewshot.every = config.knn.every = 0  # Their data sets may not be here, nor those of suites.
     config.evaluate.suites = ()
     family, values = parse_name(config.model.name)
     chosen = {name: value for name, value in config.model.items() if value is not None and name != "name"}

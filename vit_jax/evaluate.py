@@ -6,7 +6,8 @@ Suites, one or several with commas, or all:
             (--objectnet): for a model with ImageNet's 1,000 classes
   vtab      fine-tuning on the 19 tasks of VTAB-1k as configs/finetune.py does (--value changes it)
   fewshot   least squares on the frozen network's features, 1 to 25 images of each class
-  probe     k-NN and a linear probe on the same features of all training images
+  knn       votes of the nearest of all training images, by the same features
+  probe     a linear probe on the same features of all training images
 
 It writes results.json, results.md (with the paper's figures beside ours) and results.png. The same command
 again goes on where it was; a data set that is missing is a row that says how to get it.

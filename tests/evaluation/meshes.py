@@ -14,7 +14,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Subset
 from vit_jax.evaluation.features import extractor_of
 from vit_jax.evaluation.fewshot import FewShotTask
-from vit_jax.evaluation.knn import knn_accuracy
+from vit_jax.evaluation.knn import knn_accuracies
 from vit_jax.evaluation.least_squares import fit
 from vit_jax.evaluation.probe import linear_probe
 from vit_jax.models import create_model
@@ -37,7 +37,7 @@ def evaluate(shape: list[int]) -> dict:
     return {
         "accuracies": [
             *(one.mean for one in shots),
-            knn_accuracy(train, test, 10, mesh),
+            *knn_accuracies(train, test, 10, mesh, (10, 20)).values(),
             linear_probe(train, test, 10, mesh, penalties=(0.1,)).accuracy,
         ],
         "features": train.values.tolist(),

@@ -21,6 +21,7 @@ from vit_jax.evaluation.fewshot import Accuracy, FewShotTask, best_penalty, choo
 from vit_jax.load import load_model
 from vit_jax.models import create_model
 from vit_jax.parallel.mesh import make_mesh
+from vit_jax.run_suites import run_suites
 from vit_jax.runs.loop import train
 
 MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
@@ -231,8 +232,9 @@ def config(**values):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run that was stopped in its first few-shot evaluation, and started again; another suite ends it."""
+    """A run that was stopped in its first few-shot evaluation, and started again; other suites end it."""
     probed = config(every=2)
+    probed.knn.update(dict(every=4, sets=("digits:",), neighbours=(20, 1)))
     probed.evaluate.update(dict(suites=("probe",), options=("set=digits:",)))
     workdir = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -262,20 +264,36 @@ def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     probed = [row for row in rows if any(key.startswith("probe/") for key in row)]
     assert [row["step"] for row in probed] == [4]
-    near, linear = (probed[0][f"probe/digits/{kind}"] for kind in ("20-NN", "linear probe"))
-    assert 0.2 < near < 1 and 0.2 < linear < 1
-    assert f"step 4 | probe digits | 20-NN: {near:.2%} | linear probe: " in (run / "log.txt").read_text()
+    linear = probed[0]["probe/digits/linear probe"]
+    assert 0.2 < linear < 1
+    assert f"step 4 | probe digits | linear probe: {linear:.2%}" in (run / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_neighbours_vote_during_training_as_on_the_checkpoint(run, tmp_path):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (row,) = (row for row in rows if "knn/digits/20" in row)
+    near, nearest = row["knn/digits/20"], row["knn/digits/1"]
+    assert row["step"] == 4 and 0.2 < near < 1 and near != nearest
+    line = f"step 4 | k-NN accuracy on digits | 20: {near:.2%} | 1: {nearest:.2%}"
+    assert line in (run / "log.txt").read_text()
+    options = {"set": [data_set("digits:")], "neighbours": [1, 20]}
+    found = run_suites(run, ["knn"], tmp_path, options=options, say=str).rows
+    assert {row.name: row.accuracy for row in found} == {
+        "digits, 1-NN": pytest.approx(nearest, abs=1 / 360),
+        "digits, 20-NN": pytest.approx(near, abs=1 / 360),
+    }
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (dict(suites=("vtab",)), "no suite 'vtab' for training; there are: fewshot, imagenet, probe"),
+        (dict(suites=("vtab",)), "no suite 'vtab' for training; there are: fewshot, imagenet, knn, probe"),
         (dict(suites=("probe",), options=("sets=digits:",)), "no option 'sets'; did you mean 'set'"),
         (dict(suites=("fewshot",), options=("shots=0",)), "shots=0: give whole numbers, 1 or above"),
         (
             dict(suites=("probe",), options=("set=folder:/nowhere",)),
-            "evaluate.suites: cannot open probe, nowhere, 20-NN: no folder",
+            "evaluate.suites: cannot open probe, nowhere, linear probe: no folder",
         ),
     ],
 )
@@ -302,6 +320,21 @@ def test_data_set_with_too_few_images_ends_a_run_before_it_starts(tmp_path):
     with pytest.raises(UserError, match="^digits: class .* fewer than 400 shots"):
         train(config(shots=(1, 400)), tmp_path / "run")
     assert not (tmp_path / "run").exists()  # Which would now be that config's.
+
+
+@pytest.mark.parametrize(
+    ("text", "neighbours", "message"),
+    [
+        ("digits:", (10, 2000), "^digits has 1437 training images: ask for no more neighbours than that$"),
+        ("folder:/nowhere", (10,), "^config.knn.sets: cannot open folder:/nowhere: no folder"),
+    ],
+)
+def test_neighbours_that_cannot_be_had_end_a_run_before_it_starts(text, neighbours, message, tmp_path):
+    asked = config(every=0)
+    asked.knn.update(dict(every=4, sets=(text,), neighbours=neighbours))
+    with pytest.raises(UserError, match=message):
+        train(asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_folder_of_classes_without_splits_is_cut_in_two_and_said(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.evaluation import knn, probe
 from vit_jax.evaluation.features import Features
-from vit_jax.evaluation.knn import knn_accuracy
+from vit_jax.evaluation.knn import knn_accuracies
 from vit_jax.evaluation.probe import linear_probe
 from vit_jax.parallel.mesh import make_mesh
 
@@ -22,45 +22,73 @@ def features(images: int, seed: int, noise: float = 1.0) -> Features:
     return Features(values.astype(np.float32), labels[:, None].astype(np.int32), np.arange(images))
 
 
-def votes(train: Features, test: Features, neighbours: int, temperature: float) -> float:
+def elected(train: Features, test: Features, neighbours: int, temperature: float = 0.07) -> np.ndarray:
+    """The class that the nearest vote for, int `[test images]`."""
+
     def unit(x):
         return x / np.linalg.norm(x, axis=1, keepdims=True)
 
     similarity = unit(test.values.astype(float)) @ unit(train.values.astype(float)).T
-    nearest = np.argsort(-similarity, axis=1)[:, :neighbours]
+    nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :neighbours]
     weights = np.exp(np.take_along_axis(similarity, nearest, axis=1) / temperature)
     classes = np.eye(CLASSES)[train.labels[nearest, 0]]
-    return float(((weights[..., None] * classes).sum(axis=1).argmax(axis=1) == test.labels[:, 0]).mean())
+    return (weights[..., None] * classes).sum(axis=1).argmax(axis=1)
 
 
-@pytest.mark.parametrize(("neighbours", "temperature"), [(1, 0.07), (20, 0.07), (20, 10.0), (250, 0.07)])
-def test_neighbours_vote_as_in_numpy(neighbours, temperature, monkeypatch):
-    # Several blocks of each, the last ones not full.
+@pytest.fixture
+def blocks(monkeypatch):
+    """Several blocks of training and of test images, the last ones not full."""
     monkeypatch.setattr(knn, "TRAIN_BLOCK", 64)
     monkeypatch.setattr(knn, "TEST_BLOCK", 48)
-    train, test = features(250, seed=0), features(130, seed=1)
-    found = knn_accuracy(train, test, CLASSES, MESH, neighbours=neighbours, temperature=temperature)
-    assert found == pytest.approx(votes(train, test, neighbours, temperature))
+
+
+@pytest.mark.parametrize("temperature", [0.07, 10.0])
+def test_neighbours_vote_as_in_numpy(temperature, blocks):
+    train, test = features(250, seed=0, noise=4.0), features(130, seed=1, noise=4.0)
+    counts = (250, 1, 20, 10)
+    expected = {count: elected(train, test, count, temperature) for count in counts}
+    found = knn_accuracies(train, test, CLASSES, MESH, counts, temperature=temperature)
+    right = {count: (classes == test.labels[:, 0]).mean() for count, classes in expected.items()}
+    assert found == pytest.approx(right) and len(set(right.values())) > 2
+    for count, classes in expected.items():
+        as_elected = test._replace(labels=classes[:, None].astype(np.int32))
+        assert knn_accuracies(train, as_elected, CLASSES, MESH, [count], temperature=temperature) == {
+            count: 1
+        }
+
+
+def test_of_equally_near_images_and_of_equal_votes_the_first_win(blocks):
+    # Along one of four axes, so that similarities are 0 or 1 exactly: most of the nearest are ties.
+    rng = np.random.default_rng(0)
+    train, test = (
+        features(images, seed=images)._replace(
+            values=np.eye(4, dtype=np.float32)[rng.integers(4, size=images)]
+        )
+        for images in (250, 70)
+    )
+    for count in (1, 2, 7, 40, 250):
+        as_elected = test._replace(labels=elected(train, test, count)[:, None].astype(np.int32))
+        assert knn_accuracies(train, as_elected, CLASSES, MESH, [count]) == {count: 1}
 
 
 def test_small_temperature_does_not_overflow():
     train, test = features(250, seed=0), features(130, seed=1)
-    assert knn_accuracy(train, test, CLASSES, MESH, temperature=1e-3) > 0.5
+    assert knn_accuracies(train, test, CLASSES, MESH, [20], temperature=1e-3)[20] > 0.5
 
 
 def test_test_image_of_several_labels_is_right_with_any():
     train, test = features(250, seed=0), features(40, seed=1, noise=0.1)
     wrong = (test.labels + 1) % CLASSES
     both = test._replace(labels=np.hstack([wrong, test.labels]))
-    assert knn_accuracy(train, test._replace(labels=wrong), CLASSES, MESH) == 0
-    assert knn_accuracy(train, both, CLASSES, MESH) == 1
+    assert knn_accuracies(train, test._replace(labels=wrong), CLASSES, MESH, [20]) == {20: 0}
+    assert knn_accuracies(train, both, CLASSES, MESH, [20]) == {20: 1}
     assert linear_probe(train, both, CLASSES, MESH, penalties=(0.1,)).accuracy == 1
 
 
 @pytest.mark.parametrize("neighbours", [0, 11])
 def test_more_neighbours_than_images_are_refused(neighbours):
     with pytest.raises(UserError, match=f"^{neighbours} neighbours of 10 training images; use 1 to 10"):
-        knn_accuracy(features(10, 0), features(10, 1), CLASSES, MESH, neighbours=neighbours)
+        knn_accuracies(features(10, 0), features(10, 1), CLASSES, MESH, [1, neighbours])
 
 
 @pytest.mark.parametrize("penalty", [1e-3, 1.0])

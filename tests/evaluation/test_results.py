@@ -73,13 +73,13 @@ def test_deviation_of_zero_is_shown_and_none_is_not(results):
 
 
 def test_bar_in_a_note_does_not_end_its_cell(results):
-    results.put(Row("probe", "a, 20-NN", note="a|b"))
-    assert table(results)["a, 20-NN"][-1] == "a\\|b"
+    results.put(Row("probe", "a, linear probe", note="a|b"))
+    assert table(results)["a, linear probe"][-1] == "a\\|b"
 
 
 def test_picture_is_drawn_where_there_is_something_to_draw(results, tmp_path):
     path = tmp_path / "results.png"
-    results.put(Row("probe", "a, 20-NN", 0.5), Row("vtab", "DTD", note="get it"))
+    results.put(Row("probe", "a, linear probe", 0.5), Row("vtab", "DTD", note="get it"))
     assert not draw(path, results.rows) and not path.exists()
     results.put(Row("fewshot", "a, b, 5 shots", 0.5, 0.1), Row("fewshot", "c, 1 shot", 0.2))
     assert draw(path, results.rows) and path.stat().st_size > 5000

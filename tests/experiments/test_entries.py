@@ -137,10 +137,11 @@ def test_high_resolution_is_imagenets_alone(made_up, tmp_path):
     assert not any("average" in flag for flag in cifar)
 
 
-def test_trial_of_a_few_steps_keeps_its_few_shot_figures(tmp_path):
+@pytest.mark.parametrize("suite", ["fewshot", "knn"])
+def test_trial_of_a_few_steps_keeps_its_figures_of_frozen_features(suite, tmp_path):
     here = Study(tmp_path, {}, steps=4)
-    assert "--config.fewshot.every=4" in here.job("a", fewshot__every=50).flags
-    assert "--config.fewshot.every=0" in here.job("b").flags
+    assert f"--config.{suite}.every=4" in here.job("a", **{f"{suite}__every": 50}).flags
+    assert f"--config.{suite}.every=0" in here.job("b").flags
 
 
 def test_prices_are_of_the_runs_of_the_first_stage():

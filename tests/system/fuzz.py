@@ -57,6 +57,7 @@ BESIDE = {
     "objective.target": ("objective.name=masked_patch",),
     "optimizer.average_from": ("optimizer.average=0.9",),
     "fewshot.": ("fewshot.every=2", "fewshot.sets=('digits:',)", "fewshot.shots=(1,)", "fewshot.seeds=(0,)"),
+    "knn.": ("knn.every=2", "knn.sets=('digits:',)"),
 }
 OBJECTIVE = ("objective.decoder_heads=2",)
 SHORT = ("steps=2", "optimizer.warmup_steps=1", "log_every=1", "checkpoint.every=2", "evaluate_every=2")

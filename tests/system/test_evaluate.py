@@ -45,6 +45,7 @@ def evaluated(run, finished, tmp_path_factory) -> Evaluated:
         "--set=tfds:dtd",
         "--shots=1,5,500",
         "--seeds=0,1",
+        "--neighbours=20,100",
         "--value=steps=2",
         "--value=batch_size=32",
         "--value=optimizer.warmup_steps=1",
@@ -89,7 +90,12 @@ def test_start_after_a_killed_one_keeps_its_figures_and_tries_again_what_was_mis
 def test_what_cannot_be_had_is_a_row_that_says_why(evaluated):
     notes = {key: row["note"] for key, row in evaluated.rows.items() if row["accuracy"] is None}
     command = f"run: tfds build dtd --file_format=array_record --data_dir={evaluated.folder}"
-    for key in (("vtab", "DTD"), ("fewshot", "dtd, 5 shots"), ("probe", "dtd, 20-NN")):
+    for key in (
+        ("vtab", "DTD"),
+        ("fewshot", "dtd, 5 shots"),
+        ("knn", "dtd, 20-NN"),
+        ("probe", "dtd, linear probe"),
+    ):
         assert command in notes[key]
     assert len([key for key in notes if key[0] == "vtab"]) == 18
     of_imagenet = {name: note for (suite, name), note in notes.items() if suite == "imagenet"}
@@ -108,10 +114,13 @@ def test_shots_that_a_class_has_not_are_rows_and_the_others_are_figures(evaluate
     assert "has 2 training images" in few["eurosat, 5 shots"]["note"]
 
 
-def test_probes_have_figures_of_what_is_there(evaluated):
-    for kind in ("20-NN", "linear probe"):
-        assert evaluated.rows["probe", f"digits, {kind}"]["accuracy"] > 0.2
-        assert evaluated.rows["probe", f"eurosat, {kind}"]["images"] == 30
+def test_neighbours_and_probe_have_figures_of_what_is_there(evaluated):
+    for suite, kind in (("knn", "20-NN"), ("probe", "linear probe")):
+        assert evaluated.rows[suite, f"digits, {kind}"]["accuracy"] > 0.2
+        assert evaluated.rows[suite, f"eurosat, {kind}"]["images"] == 30
+    assert evaluated.rows["knn", "digits, 100-NN"]["accuracy"] > 0.2
+    too_many = evaluated.rows["knn", "eurosat, 100-NN"]
+    assert too_many["note"] == "eurosat has 30 training images: ask for no more neighbours than that"
 
 
 def test_table_and_picture_are_there_and_the_table_is_printed(evaluated):

@@ -64,6 +64,17 @@ def test_curves_are_drawn_for_what_was_measured(report):
     assert re.findall(r'aria-label="(.*?) over', text) == ["Loss", "Accuracy, %", "Learning rate"]
 
 
+def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
+    figures = {"knn/pets/10": 0.25, "knn/pets/20": 0.5, "probe/pets/linear probe": 0.75}
+    text = report(rows=[*ROWS, {"step": 100} | figures])
+    of_suites = re.findall(r'aria-label="(.*?) over', text)[3:]
+    assert of_suites == [
+        "k-NN on frozen features of all training images, %",
+        "Linear probe on all training images, %",
+    ]
+    assert all(line in text for line in (">pets/10<", ">pets/20<", ">pets/linear probe<"))
+
+
 def test_run_without_evaluation_has_a_report(report):
     assert 'aria-label="Loss' in report(rows=ROWS[:2])
 

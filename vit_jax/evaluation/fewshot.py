@@ -18,7 +18,8 @@ from vit_jax.data.sources.base import Source, Subset, fingerprint, lacking
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels
-from vit_jax.options import Option, number, several, text, unless, whole
+from vit_jax.evaluation.training_options import data_sets, due
+from vit_jax.options import Option, number, several, whole
 from vit_jax.parallel.mesh import make_mesh, over_devices
 from vit_jax.progress import Progress
 
@@ -48,21 +49,8 @@ DATA_SETS = tuple(
 )
 
 OPTIONS = {
-    "fewshot.every": Option(
-        0,
-        whole(0),
-        "Steps, a multiple of evaluate_every, and at the end; 0: never.",
-        fits=lambda value, config: unless(
-            value % config.evaluate_every == 0,
-            f"a multiple of evaluate_every = {config.evaluate_every}, or 0",
-        ),
-    ),
-    "fewshot.sets": Option(
-        (),
-        several(text()),
-        "('tfds:cifar100', 'folder:/data/pets@train,val').",
-        fits=lambda value, config: _misfit(value, config.fewshot.every),
-    ),
+    "fewshot.every": due("Steps, a multiple of evaluate_every, and at the end; 0: never."),
+    "fewshot.sets": data_sets("fewshot"),
     "fewshot.shots": Option(
         (1, 5, 10, 25),
         several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
@@ -75,14 +63,6 @@ OPTIONS = {
     ),
     "fewshot.penalty": Option(1024.0, number(least=0), "Penalty of least squares."),
 }
-
-
-def _misfit(sets: Sequence[str], every: int) -> str:
-    """A message on what `config.fewshot.sets` must be, where it is not so."""
-    names = [data_set(written).name for written in sets]
-    if every and not sets:
-        return "such as ('tfds:cifar100',)"
-    return f"of different names; these are {', '.join(names)}" if len(set(names)) < len(names) else ""
 
 
 class TooFewImages(UserError):
@@ -138,7 +118,7 @@ class FewShotTask:
     ):
         self.name, self.classes, self.test = name, len(train.class_names), test
         self.shots, self.seeds = tuple(shots), tuple(seeds)
-        labels = _single_labels(name, train, say)
+        labels = read_single_labels(name, train, say)
         self.chosen = choose(labels, train.class_names, max(shots), seeds, name)
         indices = np.unique(np.concatenate([*self.chosen.values()], axis=None))
         self.train = Subset(train, indices)
@@ -147,9 +127,7 @@ class FewShotTask:
         """Short values by which two hosts see whether they chose and read the same."""
         chosen = np.concatenate([*self.chosen.values()]).tobytes()
         digest = hashlib.blake2b(chosen, digest_size=8).hexdigest()
-        train, test = fingerprint(self.train), fingerprint(self.test)
-        named = {f"training {k}": v for k, v in train.items()} | {f"test {k}": v for k, v in test.items()}
-        return named | {"chosen images": digest}
+        return fingerprints(self.train, self.test) | {"chosen images": digest}
 
     def accuracies(
         self,
@@ -301,6 +279,16 @@ def best_penalty(results: Mapping[str, Sequence[Accuracy]]) -> dict[int, float]:
     return best
 
 
-def _single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:
-    """The label of every image, int32 `[images]`; says how far it is."""
+def fingerprints(train: Source, test: Source) -> dict[str, int | str]:
+    """Short values by which two hosts see whether they read the same training and test images."""
+    of_both = {"training": fingerprint(train), "test": fingerprint(test)}
+    return {f"{split} {key}": value for split, found in of_both.items() for key, value in found.items()}
+
+
+def read_single_labels(name: str, source: Source, say: Callable[[str], None]) -> np.ndarray:
+    """The label of every image, int32 `[images]`; says how far it is.
+
+    Raises:
+      UserError: an image has none or several.
+    """
     return single_labels(source.label_table(Progress(name, len(source), "labels", say)), name)

@@ -1,4 +1,4 @@
-"""Evaluation suites during a training run: `config.evaluate`, and few-shot's own `config.fewshot`."""
+"""Evaluation suites during a training run: `config.evaluate`, and those with a section of their own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,8 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, Suite
 from vit_jax.evaluation.suites import SUITES
-from vit_jax.options import Option, several, text, unless, whole
+from vit_jax.evaluation.training_options import due
+from vit_jax.options import Option, several, text
 from vit_jax.parallel.peers import Peers
 
 OPTIONS = {
@@ -22,16 +23,9 @@ OPTIONS = {
     "evaluate.options": Option(
         (), several(text()), "Their options, as the command's flags: 'set=folder:/data/pets@train,val'."
     ),
-    "evaluate.suites_every": Option(
-        0,
-        whole(0),
-        "Steps between them, a multiple of evaluate_every; 0: at the end alone.",
-        fits=lambda value, config: unless(
-            value % config.evaluate_every == 0,
-            f"a multiple of evaluate_every = {config.evaluate_every}, or 0",
-        ),
-    ),
+    "evaluate.suites_every": due("Steps between them, a multiple of evaluate_every; 0: at the end alone."),
 }
+OWN_SECTIONS = ("fewshot", "knn")  # Suites, and the sections of the config that are theirs alone.
 
 
 class Opened(NamedTuple):
@@ -75,11 +69,13 @@ class TrainingSuites:
             max_unreadable=data.max_unreadable,
         )
         self._opened: list[Opened] = []
-        if config.fewshot.every:
-            options = {"set": SUITES["fewshot"].options["set"].parse(config.fewshot.sets)}
-            options |= {key: config.fewshot[key] for key in ("shots", "seeds", "penalty")}
-            where = [("fewshot.sets", text) for text in config.fewshot.sets]
-            self._open("fewshot", options, data.image_size, config.fewshot.every, where, peers)
+        for name in OWN_SECTIONS:
+            if not (section := config[name]).every:
+                continue
+            options = {key: section[key] for key in section if key not in ("every", "sets")}
+            options["set"] = SUITES[name].options["set"].parse(section.sets)
+            where = [(f"{name}.sets", text) for text in section.sets]
+            self._open(name, options, data.image_size, section.every, where, peers)
         for name in config.evaluate.suites:
             check_suite(name)
         given = parsed_options(config.evaluate.options, config.evaluate.suites)
@@ -109,8 +105,7 @@ class TrainingSuites:
             except UserError as error:
                 raise UserError(f"config.{key}: cannot open {what}: {error}") from error
             if peers.count > 1:
-                spoken = "few-shot data set" if name == "fewshot" else "evaluation data of"
-                peers.agree(f"the {spoken} {what}", dict(measurement.fingerprint(opened)))
+                peers.agree(f"the data of config.{key}: {what}", dict(measurement.fingerprint(opened)))
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def attach(self, graphdef: nnx.GraphDef, shardings: dict, say: Callable[[str], None]) -> None:

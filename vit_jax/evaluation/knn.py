@@ -1,6 +1,7 @@
 """Nearest neighbours of frozen features, as DINO votes with them (Caron et al., 2021)."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -9,51 +10,69 @@ from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Features, single_labels
+from vit_jax.evaluation.training_options import data_sets, due
+from vit_jax.options import Option, several, whole
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
+NEIGHBOURS = (10, 20, 100, 200)
 TRAIN_BLOCK, TEST_BLOCK = 4096, 2048  # Images whose similarities are held at once.
 
+OPTIONS = {
+    "knn.every": due("Steps, a multiple of evaluate_every, and at the end; 0: never."),
+    "knn.sets": data_sets("knn"),
+    "knn.neighbours": Option(
+        (10, 20),
+        several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
+        "Training images that vote; at most so many as there are.",
+    ),
+}
 
-def knn_accuracy(
+
+def knn_accuracies(
     train: Features,
     test: Features,
     num_classes: int,
     mesh: Mesh,
+    neighbours: Sequence[int],
     *,
-    neighbours: int = 20,
     temperature: float = 0.07,
-) -> float:
-    """Share of test images of which the class with the most votes is a label's.
+) -> dict[int, float]:
+    """The share of test images of which the class with the most votes is a label's, for each of `neighbours`.
 
     The nearest training images by cosine similarity vote for their class with the weight
-    exp(similarity / temperature).
+    exp(similarity / temperature). Of equally near ones the first are taken, of classes with as many votes
+    the first.
 
     Raises:
       UserError: fewer training images than neighbours; a training image has not one label.
     """
-    if not 1 <= neighbours <= len(train.values):
-        raise UserError(
-            f"{neighbours} neighbours of {len(train.values)} training images; use 1 to {len(train.values)}"
-        )
+    most = max(neighbours)
+    for count in neighbours:
+        if not 1 <= count <= len(train.values):
+            raise UserError(
+                f"{count} neighbours of {len(train.values)} training images; use 1 to {len(train.values)}"
+            )
     labels = single_labels(train.labels, "the training images")
     size = whole_batch(mesh, min(TEST_BLOCK, len(test.values)))
     starts = range(0, len(test.values), size)
     queries, nearest = [], []
     for start in starts:
         queries.append(over_devices(_unit(test.values[start : start + size]), mesh, size))
-        similarity = np.full((size, neighbours), -np.inf, np.float32)
-        classes = np.zeros((size, neighbours), np.int32)
+        similarity = np.full((size, most), -np.inf, np.float32)
+        classes = np.zeros((size, most), np.int32)
         nearest.append((over_devices(similarity, mesh), over_devices(classes, mesh)))
     for start in range(0, len(train.values), TRAIN_BLOCK):
         rows = everywhere(_unit(train.values[start : start + TRAIN_BLOCK]), mesh)
         classes = everywhere(labels[start : start + TRAIN_BLOCK], mesh)
         for place, query in enumerate(queries):
             nearest[place] = _closer(mesh)(query, *nearest[place], rows, classes)
-    right = 0
+    counts = tuple(sorted(neighbours))
+    right = np.zeros(len(counts), np.int64)
     for start, found in zip(starts, nearest, strict=True):
         targets = over_devices(test.labels[start : start + size], mesh, size, fill=-1)
-        right += int(_count_right(mesh, num_classes)(*found, targets, np.float32(temperature)))
-    return right / len(test.values)
+        right += jax.device_get(_count_right(mesh, num_classes, counts)(*found, targets, temperature))
+    shares = dict(zip(counts, (right / len(test.values)).tolist(), strict=True))
+    return {count: shares[count] for count in neighbours}
 
 
 def _unit(values: np.ndarray) -> np.ndarray:
@@ -77,13 +96,19 @@ def _closer(mesh: Mesh):
 
 
 @functools.cache
-def _count_right(mesh: Mesh, num_classes: int):
+def _count_right(mesh: Mesh, num_classes: int, counts: tuple[int, ...]):
+    """Compiles the votes of the nearest, for each of the ascending `counts`, to how many images are right."""
+
     def count(similarity, classes, labels, temperature):
         # Less the largest, as the exponential of 1 / temperature could overflow.
         weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
         image = jnp.arange(len(classes))[:, None]
-        votes = jnp.zeros((len(classes), num_classes)).at[image, classes].add(weights)
-        return (votes.argmax(axis=1)[:, None] == labels).any(axis=1).sum()
+        votes = jnp.zeros((len(classes), num_classes))
+        right = []
+        for before, upto in zip((0, *counts), counts, strict=False):
+            votes = votes.at[image, classes[:, before:upto]].add(weights[:, before:upto])
+            right.append((votes.argmax(axis=1)[:, None] == labels).any(axis=1).sum())
+        return jnp.stack(right)
 
     rows, copied = split_batch(mesh), replicated(mesh)
     return jax.jit(count, in_shardings=(rows, rows, rows, copied), out_shardings=copied)

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from vit_jax.data.sources import DataSet, data_set
 from vit_jax.errors import UserError
@@ -42,7 +42,7 @@ def parse_sets(texts: Sequence[str]) -> list[DataSet]:
 
 SETS = SuiteOption(
     (),
-    "Of fewshot and probe: tfds:cifar100, folder:/data/pets, digits:; by default big_vision's nine.",
+    "Of fewshot, knn and probe: tfds:cifar100, folder:/data/pets, digits:; by default big_vision's nine.",
     parse_sets,
     repeated=True,
 )
@@ -118,16 +118,20 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     ]
 
 
-def draw(axes, rows: Sequence[Row], printed: Mapping) -> None:
-    """Accuracy and its deviation over shots, a line for each data set."""
+def draw_lines(axes, rows: Sequence[Row], number: Callable[[str], int], label: str) -> None:
+    """Accuracy and its deviation over the number in a row's name, a line for each data set.
+
+    Args:
+      label: what the number is.
+    """
     lines = {}
     for row in rows:
-        point = shots_of(row.name), 100 * row.accuracy, 100 * (row.deviation or 0)
+        point = number(row.name), 100 * row.accuracy, 100 * (row.deviation or 0)
         lines.setdefault(row.name.rsplit(", ", 1)[0], []).append(point)
     for name, points in sorted(lines.items()):
         axes.errorbar(*zip(*sorted(points), strict=True), fmt="o-", capsize=3, label=name)
-    ticks = sorted({shots for points in lines.values() for shots, _, _ in points})
-    axes.set(xscale="log", xlabel="training images of each class", ylabel="accuracy, %")
+    ticks = sorted({point[0] for points in lines.values() for point in points})
+    axes.set(xscale="log", xlabel=label, ylabel="accuracy, %")
     axes.set_xticks(ticks, map(str, ticks))
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize="small")
@@ -146,7 +150,7 @@ SUITE = Suite(
         "data_dir": DATA_DIR,
     },
     settings=lambda subject, options: {"seeds": options["seeds"], "crop": str(subject.transfer_crop)},
-    draw=draw,
+    draw=lambda axes, rows, printed: draw_lines(axes, rows, shots_of, "training images of each class"),
     spoken="few-shot accuracy on",
     short=lambda name: re.sub(", (.*) shots?$", r"/\1", name),
 )

@@ -1,11 +1,12 @@
 """The registry of evaluation suites, one line each."""
 
-from vit_jax.evaluation import suite_fewshot, suite_imagenet, suite_probe, suite_vtab
+from vit_jax.evaluation import suite_fewshot, suite_imagenet, suite_knn, suite_probe, suite_vtab
 
 MODULES = (
     suite_imagenet,
     suite_vtab,
     suite_fewshot,
+    suite_knn,
     suite_probe,
 )
 SUITES = {module.SUITE.name: module.SUITE for module in MODULES}

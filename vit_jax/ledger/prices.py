@@ -34,7 +34,7 @@ def said(job: Job, *left_out: str) -> str:
     """
     config, *values = (flag.removeprefix("--config") for flag in job.flags)
     name = Path(config.removeprefix("=")).name.replace(".py", "", 1)
-    others = tuple(f".{key}" for key in ("seed", "fewshot", *left_out))
+    others = tuple(f".{key}" for key in ("seed", "fewshot", "knn", *left_out))
     return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 

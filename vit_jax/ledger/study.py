@@ -84,7 +84,8 @@ class Study:
         changed = {key.replace("__", "."): value for key, value in values.items()}
         if self.steps:
             changed |= {"steps": self.steps, "optimizer.warmup_steps": 1}
-            changed |= {"fewshot.every": self.steps if changed.get("fewshot.every") else 0}
+            for key in ("fewshot.every", "knn.every"):
+                changed[key] = self.steps if changed.get(key) else 0
             changed |= {"evaluate_every": self.steps, "checkpoint.every": self.steps}
         return job_of(found[0] if found else self.out / name, config, changed)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.evaluation.suites import SUITES
 from vit_jax.inspection.html_page import Section, inline, picture, write_page
 
 
@@ -51,7 +52,9 @@ def write_report(
     model, data = config["model"], config["data"]
     table = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in figures.items())
     curves = "".join(
-        f"<figure>{drawn}</figure>" for panel in CURVES if (drawn := _curve(rows, *panel)) is not None
+        f"<figure>{drawn}</figure>"
+        for panel in (*CURVES, *_curves_of_suites(rows))
+        if (drawn := _curve(rows, *panel)) is not None
     )
     wrong = sum(not _right(sample) for sample in samples)
     predictions = f"Predictions on {len(samples)} test images, {wrong} of them wrong"
@@ -66,6 +69,19 @@ def write_report(
     sections.append(Section("Config", f"<pre>{html.escape(json.dumps(config, indent=2))}</pre>", ""))
     title = f"{model['name']} on {data.get('path') or data['source']}"
     return write_page(workdir / "report.html", title, sections)
+
+
+def _curves_of_suites(rows: list[dict]) -> list[tuple[str, dict[str, str], int]]:
+    """A panel for each evaluation suite that the run has figures of: `knn/pets/20` is its line `pets/20`."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [
+        (
+            f"{suite.title}, %",
+            {key: key.removeprefix(f"{name}/") for key in keys if key.startswith(f"{name}/")},
+            100,
+        )
+        for name, suite in SUITES.items()
+    ]
 
 
 def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) -> str | None:
@@ -92,7 +108,7 @@ def _curve(rows: list[dict], title: str, lines: dict[str, str], scale: float) ->
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        if len(lines) > 1:
+        if any(lines.values()):
             axes.legend(frameon=False)
         drawing = io.StringIO()
         no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))

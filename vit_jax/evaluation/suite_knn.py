@@ -1,0 +1,90 @@
+"""The suite `knn`: the nearest training images of frozen features vote for the class of a test image."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vit_jax.data.sources import DataSet
+from vit_jax.data.sources.base import Source
+from vit_jax.evaluation.fewshot import fingerprints, open_data_set, read_single_labels
+from vit_jax.evaluation.knn import NEIGHBOURS, knn_accuracies
+from vit_jax.evaluation.suite import (
+    DATA_DIR,
+    Impossible,
+    Measurement,
+    Options,
+    Row,
+    Subject,
+    Suite,
+    whole_numbers_option,
+)
+from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, draw_lines, split_note
+
+
+class Opened(NamedTuple):
+    """The images of a data set, and the numbers of neighbours that are asked for."""
+
+    train: Source
+    test: Source
+    neighbours: list[int]
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """One look at each data set, for all numbers of neighbours."""
+
+    def open_both(described: DataSet, names: Sequence[str]) -> Opened:
+        train, test = open_data_set(described, options["image_size"] or 224, say=subject.say)
+        images = len(train)
+        if too_many := [name for name in names if neighbours_of(name) > images]:
+            why = f"{described.name} has {images} training images: ask for no more neighbours than that"
+            raise Impossible(why, too_many)
+        read_single_labels(described.name, train, subject.say)
+        return Opened(train, test, [neighbours_of(name) for name in names])
+
+    def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
+        train, test = subject.see(opened.train), subject.see(opened.test)
+        classes = len(opened.train.class_names)
+        accuracies = knn_accuracies(train, test, classes, subject.mesh, opened.neighbours)
+        note, images = split_note(described).lstrip("; "), len(test.values)
+        return [
+            Row("knn", name_of(described, count), accuracy, None, images, note)
+            for count, accuracy in accuracies.items()
+        ]
+
+    return [
+        Measurement(
+            tuple(name_of(described, count) for count in options["neighbours"]),
+            functools.partial(open_both, described),
+            functools.partial(measure, described),
+            lambda opened: fingerprints(opened.train, opened.test),
+        )
+        for described in chosen_sets(subject, options)
+    ]
+
+
+def name_of(described: DataSet, neighbours: int) -> str:
+    """The name of a data set's row."""
+    return f"{described.name}, {neighbours}-NN"
+
+
+def neighbours_of(name: str) -> int:
+    """The number of neighbours in a row's name."""
+    return int(name.rsplit(", ", 1)[1].removesuffix("-NN"))
+
+
+SUITE = Suite(
+    name="knn",
+    title="k-NN on frozen features of all training images",
+    needs="data sets of --set, folders too; by default big_vision's nine of TFDS",
+    measurements=measurements,
+    options={
+        "set": SETS,
+        "neighbours": whole_numbers_option(NEIGHBOURS, "Training images that vote.", 1),
+        "data_dir": DATA_DIR,
+    },
+    settings=lambda subject, options: {"crop": str(subject.transfer_crop)},
+    draw=lambda axes, rows, printed: draw_lines(axes, rows, neighbours_of, "neighbours"),
+    spoken="k-NN accuracy on",
+    short=lambda name: re.sub(", (.*)-NN$", r"/\1", name),
+)
