@@ -41,10 +41,21 @@ from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.training.lora import effective, init_extra
 from vit_jax.training.objectives import objective_of
+from vit_jax.training.schedule import sees_length
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
+LENGTH = {"steps", "epochs"}
 SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
+
+
+class SavedRun(NamedTuple):
+    """The run that a workdir describes."""
+
+    text: str  # Of `config.json`.
+    config: ConfigDict  # In today's values.
+    manifest: dict
+    format: int
 
 
 @contextlib.contextmanager
@@ -52,6 +63,8 @@ def claim(
     workdir: Path, config: ConfigDict, manifest: dict, say: Callable[[str], None] = print
 ) -> Iterator[Lock]:
     """The context in which `workdir` is this config's, made so if it is new, and no other run's.
+
+    A run in which nothing depends on its length is made longer where the config is.
 
     Raises:
       UserError: it belongs to another config, holds other files, is in use, or cannot be written.
@@ -61,37 +74,56 @@ def claim(
             _belongs(workdir, config, manifest)  # Before anything is made.
             workdir.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context(Lock(workdir, say))
-            if not _belongs(workdir, config, manifest):  # Again: whoever had it may have made it another's.
-                (workdir / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-                # Last and whole: a workdir with a config is a workdir of a run.
-                temporary = workdir / (CONFIG + ".tmp")
-                temporary.write_text(configs.to_json(config) + "\n")
-                temporary.replace(workdir / CONFIG)
+            saved = _belongs(workdir, config, manifest)  # Again: whoever had it may have made it another's.
+            if not saved:
+                _write(workdir, manifest, configs.to_json(config))
+            elif configs.differences(configs.to_json(saved.config), config):
+                before, after = saved.manifest["steps"], manifest["steps"]
+                say(f"note: this run is made longer: {after:,} steps in place of {before:,}")
+                # The rest as it was written, in the values of its format.
+                text = json.loads(saved.text) | {name: config[name] for name in LENGTH}
+                _write(workdir, saved.manifest | {"steps": after}, json.dumps(text, indent=2))
         except OSError as error:
             raise UserError(f"cannot write to the workdir {workdir}: {error.strerror}") from error
         yield lock
 
 
-def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> bool:
-    """True where `workdir` is a run of this config; False where there is none yet.
+def _write(workdir: Path, manifest: dict, config: str) -> None:
+    """Writes both files, the config last: a workdir with one is a workdir of a run."""
+    for name, text in ((MANIFEST, json.dumps(manifest, indent=2)), (CONFIG, config)):
+        temporary = workdir / (name + ".tmp")
+        temporary.write_text(text + "\n")
+        temporary.replace(workdir / name)
+
+
+def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | None:
+    """The run of this config that `workdir` holds, which may be longer now; None where there is none yet.
 
     Raises:
       UserError: it is of another config or of something else that was handed in, or holds other files.
     """
     if saved := saved_run(workdir):
         if differing := configs.differences(configs.to_json(saved.config), config):
-            raise UserError(
-                f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
-                "give another --workdir, or the config it was started with"
-            )
+            of_length = {line.partition(":")[0] for line in differing} <= LENGTH
+            if not of_length or manifest["steps"] < saved.manifest["steps"] or _sees_length(config):
+                hint = "; only where nothing depends on its length may it be made longer" if of_length else ""
+                raise UserError(
+                    f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
+                    f"give another --workdir, or the config it was started with{hint}"
+                )
         as_saved = json.loads(json.dumps(manifest))
         _check_same(workdir, _identity(saved.manifest), _identity(as_saved))
-        return True
+        return saved
     # What an earlier start left that was killed while it made the workdir.
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)
     if workdir.exists() and any(not path.name.startswith(begun) for path in workdir.iterdir()):
         raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
-    return False
+    return None
+
+
+def _sees_length(config: ConfigDict) -> bool:
+    """True where what training does depends on the length of the run."""
+    return sees_length(config.optimizer) or objective_of(config).sees_length(config)
 
 
 def _identity(manifest: dict) -> dict[str, dict]:
@@ -113,15 +145,6 @@ def _check_same(workdir: Path, saved: dict, given: dict) -> None:
                 f"{workdir} belongs to a run of other {name} (other {', '.join(differing)}); give "
                 "what it was started with, or another workdir"
             )
-
-
-class SavedRun(NamedTuple):
-    """The run that a workdir describes."""
-
-    text: str  # Of `config.json`.
-    config: ConfigDict  # In today's values.
-    manifest: dict
-    format: int
 
 
 def saved_run(workdir: Path) -> SavedRun | None:

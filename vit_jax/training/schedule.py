@@ -89,5 +89,10 @@ def make_weight_decay(config: ConfigDict, steps: int) -> float | Callable[[jax.A
     return decay
 
 
+def sees_length(config: ConfigDict) -> bool:
+    """True where the learning rate or the weight decay of an update depends on the length of the run."""
+    return config.schedule != "constant" or config.weight_decay_end is not None
+
+
 def _half_cosine(base: float, end: float, progress: jax.Array) -> jax.Array:
     return end + (base - end) * (1 + jnp.cos(jnp.pi * progress)) / 2

@@ -42,6 +42,10 @@ class Classification(Objective):
     def __init__(self, loss: str, smoothing: float, average: Momentum | None = None):
         self.loss, self.smoothing, self.average = loss, smoothing, average
 
+    @staticmethod
+    def sees_length(config: ConfigDict) -> bool:
+        return False
+
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Classification":
         if getattr(model, "distillation", "none") == "heads":

@@ -89,6 +89,10 @@ class MAE(Objective):
             dim, outputs, kernel_init=initializers.xavier(), dtype=jnp.float32, rngs=rngs
         )
 
+    @staticmethod
+    def sees_length(config: ConfigDict) -> bool:
+        return False
+
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MAE":
         check_hides_patches(config, model)

@@ -67,6 +67,10 @@ class MaskedPatch(Objective):
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, model.dim)))
         self.head = linear_head(model.dim, outputs, 0.0, rngs)
 
+    @staticmethod
+    def sees_length(config: ConfigDict) -> bool:
+        return False
+
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "MaskedPatch":
         check_hides_patches(config, model)

@@ -103,6 +103,14 @@ class Objective(nnx.Module):
         """
         return None
 
+    @staticmethod
+    def sees_length(config: ConfigDict) -> bool:
+        """True where training depends on the length of the run, as a schedule over it does.
+
+        Otherwise a run of a constant learning rate may be made longer.
+        """
+        return True
+
     def held(self) -> Mapping[str, int]:
         """The first updates during which the learning rate of some of its own parameters is 0.
 

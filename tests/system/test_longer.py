@@ -1,0 +1,95 @@
+"""Runs that are made longer than they began."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax.config import base_config
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import params_of
+from vit_jax.runs.workdir import claim, saved_run, settled_config
+
+CONSTANT = {"optimizer.schedule": "constant"}
+
+
+def claimed(workdir, steps: int, **values) -> None:
+    """Takes the workdir for a run of so many steps, and gives it back."""
+    config = base_config()
+    config.update_from_flattened_dict({"steps": steps} | values)
+    config, _ = settled_config(workdir, config)
+    with claim(workdir, config, {"steps": steps, "model": {}, "format": 2, "cores": 7}, say=print):
+        pass
+
+
+@pytest.mark.parametrize("objective", ["classification", "masked_patch", "mae", "distillation"])
+def test_a_run_of_a_constant_rate_may_be_made_longer(tmp_path, capsys, objective):
+    values = CONSTANT | {"objective.name": objective}
+    claimed(tmp_path / "run", 20, **values)
+    claimed(tmp_path / "run", 30, **values)
+    assert "this run is made longer: 30 steps in place of 20" in capsys.readouterr().out
+    saved = saved_run(tmp_path / "run")
+    assert (saved.config.steps, saved.manifest["steps"], saved.manifest["cores"]) == (30, 30, 7)
+    claimed(tmp_path / "run", 30, **values)
+    assert "longer" not in capsys.readouterr().out
+
+
+def test_what_a_longer_run_began_with_stays_in_the_words_of_its_format(tmp_path):
+    claimed(tmp_path / "run", 20, **CONSTANT)
+    config, manifest = (tmp_path / "run" / name for name in ("config.json", "manifest.json"))
+    old = json.loads(config.read_text())
+    del old["data"]["background"]
+    config.write_text(json.dumps(old))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 1}))
+    claimed(tmp_path / "run", 30, **CONSTANT)
+    assert json.loads(config.read_text()) == old | {"steps": 30}
+    assert json.loads(manifest.read_text())["format"] == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "values"),
+    [
+        (19, CONSTANT),
+        (30, {"optimizer.schedule": "cosine"}),
+        (30, CONSTANT | {"optimizer.weight_decay_end": 0.4}),
+        (30, CONSTANT | {"objective.name": "dino"}),
+    ],
+)
+def test_a_run_that_sees_its_length_keeps_it(tmp_path, steps, values):
+    claimed(tmp_path / "run", 20, **values)
+    with pytest.raises(
+        UserError, match=rf"\(steps: 20 -> {steps}\).* only where nothing depends on its length"
+    ):
+        claimed(tmp_path / "run", steps, **values)
+    assert saved_run(tmp_path / "run").config.steps == 20
+
+
+def test_a_longer_run_is_otherwise_the_same(tmp_path):
+    claimed(tmp_path / "run", 20, **CONSTANT)
+    with pytest.raises(UserError, match=r"\(seed: 0 -> 1; steps: 20 -> 30\); give .* started with$"):
+        claimed(tmp_path / "run", 30, seed=1, **CONSTANT)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_path):
+    def parameters(name: str, *lengths: int) -> dict[str, np.ndarray]:
+        for steps in lengths:
+            config = base_config()
+            config.update(dict(batch_size=32, steps=steps, evaluate_every=2, log_every=1))
+            config.model.update(dict(name="ViT-Ti/4", dim=32, depth=1, hidden=64, heads=2))
+            config.data.update(dict(source="digits", image_size=8, test_resize=8, workers=0))
+            config.optimizer.update(dict(schedule="constant", warmup_steps=3))
+            vit_jax.train(config, tmp_path / name)
+        return jax.device_get(params_of(vit_jax.load_model(tmp_path / name, say=str)))
+
+    whole, longer = parameters("whole", 7), parameters("longer", 4, 7)
+    for path, values in whole.items():
+        np.testing.assert_array_equal(longer[path], values, err_msg=path)
+    (before, after) = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "longer")
+    )
+    losses = [[row["train/loss"] for row in rows if "train/loss" in row] for rows in (before, after)]
+    assert losses[0] == losses[1] and len(losses[0]) == 7
