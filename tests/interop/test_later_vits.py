@@ -37,6 +37,7 @@ NAMES = [
     "vit_base_patch16_radio_v3",
     "test_vit3",
 ]
+ONE_TABLE = ("beit_base_patch16_224", dict(use_rel_pos_bias=False, use_shared_rel_pos_bias=True))
 
 
 def small(torch, timm, name, **options):
@@ -49,9 +50,9 @@ def small(torch, timm, name, **options):
 
 
 @pytest.mark.one_variant
-@pytest.mark.parametrize("name", NAMES)
-def test_a_model_gives_its_own_logits_there_and_back(name, torch, timm, tmp_path):
-    theirs = small(torch, timm, name)
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in NAMES), ONE_TABLE])
+def test_a_model_gives_its_own_logits_there_and_back(name, options, torch, timm, tmp_path):
+    theirs = small(torch, timm, name, **options)
     timm.models.save_for_hf(theirs, str(tmp_path / "theirs"), safe_serialization=True)
     ours = vit_jax.load_model(tmp_path / "theirs", say=str)
     images = random_images(ours, 1)
@@ -86,7 +87,11 @@ def test_a_lone_file_of_a_beit_tells_its_heads_and_grid(torch, timm, tmp_path):
         ("vit_pe_core_gigantic_patch14_448", {}, "attention pooling has an MLP of another width"),
         ("vit_small_patch16_rope_224", dict(rope_temperature=50.0), "rope_temperature=50.0.* is not read"),
         ("vit_small_patch16_dinov3", dict(rope_grid_indexing="xy"), "rope_grid_indexing='xy'.* is not read"),
-        ("beit_base_patch16_224", dict(use_shared_rel_pos_bias=True), "use_shared_rel_pos_bias=True is not"),
+        (
+            "beit_base_patch16_224",
+            dict(use_shared_rel_pos_bias=True),
+            "in each layer and one for all",
+        ),
         ("beit_base_patch16_224", dict(use_abs_pos_emb=True), "no part of the model takes: pos_embed"),
     ],
 )

@@ -38,6 +38,7 @@ CASES = {
         "BeitConfig",
         dict(use_relative_position_bias=True, use_mean_pooling=False, layer_scale_init_value=0.0),
     ),
+    "BEiT, one table": ("BeitModel", "BeitConfig", dict(use_shared_relative_position_bias=True)),
     "BEiT, absolute": ("BeitModel", "BeitConfig", dict(use_absolute_position_embeddings=True)),
     "CLIP": ("CLIPVisionModel", "CLIPVisionConfig", {}),
     "CLIP's projection": (
@@ -206,9 +207,13 @@ def test_a_head_with_biases_is_no_projection(drawn, tmp_path):
         (
             "BEiT",
             dict(use_shared_relative_position_bias=True),
-            "use_shared_relative_position_bias=True is not",
+            "with use_relative_position_bias and use_shared_relative_position_bias together is not read",
         ),
-        ("BEiT", dict(use_absolute_position_embeddings=True), "both absolute positions and biases by offset"),
+        (
+            "BEiT",
+            dict(use_absolute_position_embeddings=True),
+            "use_absolute_position_embeddings and .* together",
+        ),
         ("BEiT", dict(image_size=(32, 48)), "BEiT has positions for square images, not for 32x48 pixels"),
         ("CLIP", dict(hidden_act="relu"), "the activation 'relu' is not read"),
         ("SigLIP", dict(vision_use_head=False), "vision_use_head=False is not read"),

@@ -352,6 +352,7 @@ def vit(
             ways["relative"] = lambda query, key: relative_row(query, key, special, rows * columns)
         if position == "bias":
             ways["bias"] = lambda query, key: bias_row(query, key, special, rows, columns)
+            p = p | {name: params[name] for name in ("bias_table",) if position_at == "shared"}
         return self_attention(x, p, **ways)
 
     def block(x, p):
@@ -370,7 +371,7 @@ def vit(
     for layer, p in sorted(params["blocks"].items()):
         if position_at == "every":
             x = x + table(params["position_embedding"][layer])
-        elif position_at == "shared":
+        elif position_at == "shared" and position != "bias":
             x = x + table(params["position_embedding"])
         if attention == "axial":
             grid = x.reshape(rows, columns, dim)

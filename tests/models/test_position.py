@@ -22,8 +22,10 @@ def test_positions_equal_a_plain_forward_pass(position, pooling, registers):
 
 @pytest.mark.one_variant
 @pytest.mark.parametrize(("pooling", "registers"), [("cls", 2), ("gap", 0)])
-@pytest.mark.parametrize("position_at", ["every", "shared"])
-@pytest.mark.parametrize("position", ["1d", "2d"])
+@pytest.mark.parametrize(
+    ("position", "position_at"),
+    [("1d", "every"), ("2d", "every"), ("1d", "shared"), ("2d", "shared"), ("bias", "shared")],
+)
 def test_positions_of_all_layers_equal_a_plain_forward_pass(position, position_at, pooling, registers):
     assert_vit_equals_reference(
         position=position, position_at=position_at, pooling=pooling, registers=registers

@@ -90,6 +90,7 @@ def test_gradients_of_crops_of_two_sizes_reach_the_one_table():
         dict(position="none", rope="dinov3"),
         dict(position="none", rope="mixed"),
         dict(position="bias", registers=1),
+        dict(position="bias", position_at="shared"),
         dict(position="relative", registers=1),
         dict(position="relative", pooling="gap"),
         dict(attention="axial", pooling="gap"),

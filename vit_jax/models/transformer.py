@@ -117,6 +117,7 @@ class Attention(nnx.Module):
         *,
         offsets: np.ndarray | None = None,
         layout: BiasLayout | None = None,
+        bias: jax.Array | None = None,
         rotation: Rotation | None = None,
         places: np.ndarray | None = None,
         read: int | None = None,
@@ -125,7 +126,8 @@ class Attention(nnx.Module):
 
         Args:
           offsets: `[tokens, tokens]`, row of the table of relative positions for each query and key.
-          layout: of the tokens, by which the table of biases is spread.
+          layout: of the tokens, by which the layer's table of biases is spread.
+          bias: `[heads, tokens, tokens]`, added to the scores; not beside offsets or a layout.
           rotation: cosines and sines that turn queries and keys.
           places: `[tokens, 2]`, column and row, with which the layer's own frequencies make a rotation.
           read: attend from so many tokens only, the first.
@@ -139,7 +141,8 @@ class Attention(nnx.Module):
             halves = self.rope == "dinov3"
             query = rotate(query, *(table[:read] for table in rotation), halves=halves)
             key = rotate(key, *rotation, halves=halves)
-        bias = None
+        if bias is not None:
+            bias = bias[None, :, :read]
         if offsets is not None:
             table = self.relative_embedding[...].astype(query.dtype)[offsets[:read]]
             bias = jnp.einsum("bqhd,qkd->bhqk", query, table) / math.sqrt(query.shape[-1])

@@ -179,7 +179,7 @@ class ViT(TokenModel):
         (BEiT; Bao et al., 2022); `sincos2d` and `sincos2d_mae` are fixed, with the frequencies of
         big_vision's code and of MAE's.
       position_at: where 1d and 2d are added: at the `stem`, before `every` layer (each with its own),
-        or `shared` by all layers.
+        or `shared` by all layers; and `shared` is one table of biases for all layers (BEiT's pre-training).
       position_resize: how 1d and 2d are interpolated for images of another size, of `RESIZES`; `linear` as
         the paper's code, the others as the libraries that checkpoints come from.
       rope: how queries and keys turn with their row and column: `none`, one of `ROPES`, or `mixed`, by
@@ -303,7 +303,10 @@ class ViT(TokenModel):
         self.dropout, self.stochastic_depth = dropout, stochastic_depth
 
         offsets, biases = (self.layout.rows if position == kind else 0 for kind in ("relative", "bias"))
-        stack = _stack(given, offsets, biases)
+        # One table of biases for all layers, or one in each.
+        shared = biases > 0 and position_at == "shared"
+        self.bias_table = nnx.Param(jnp.zeros((biases, heads))) if shared else None
+        stack = _stack(given, offsets, 0 if shared else biases)
         # In this order, as parameters are drawn one after the other.
         self._make_stem(given, stack, rngs)
         self._make_layers(given, stack, rngs)
@@ -460,9 +463,11 @@ class ViT(TokenModel):
         for block in other.blocks.values():
             if isinstance(block, AxialBlock):
                 block.grid = other.grid
-            elif self.position in ("relative", "bias"):
+            elif self.position in ("relative", "bias") and self.bias_table is None:
                 table = self.layout.resized(getattr(block.attention, name)[...], other.grid)
                 setattr(block.attention, name, nnx.Param(table))
+        if self.bias_table is not None:
+            other.bias_table = nnx.Param(self.layout.resized(self.bias_table[...], other.grid))
         return other
 
     @property
@@ -523,7 +528,9 @@ class ViT(TokenModel):
         positions = {}
         if self.position == "relative":
             positions["offsets"] = self.layout.offsets()
-        if self.position == "bias":
+        if self.bias_table is not None:
+            positions["bias"] = self.layout.spread(self.bias_table[...].astype(jnp.float32))
+        elif self.position == "bias":
             positions["layout"] = self.layout
         if self.rope == "mixed":
             positions["places"] = places_of(self.grid, self.prefix, self.registers)
@@ -541,7 +548,8 @@ class ViT(TokenModel):
             )
 
         def call(block, x, inputs, **read):
-            table = self.position_embedding() if self.position_at == "shared" else inputs["positions"]
+            shared = self.position_at == "shared" and self.position_embedding is not None
+            table = self.position_embedding() if shared else inputs["positions"]
             if table is not None:
                 x = x + jnp.pad(table, ((0, 0), (0, self.registers), (0, 0))).astype(x.dtype)
             rngs = None if inputs["key"] is None else nnx.Rngs(dropout=inputs["key"])
@@ -651,8 +659,11 @@ def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) 
             "model.attention='axial' keeps the grid of patches: it needs model.pooling='gap' or 'map', "
             "no class token, no registers, and model.position='1d', '2d' or 'sincos2d' without rope"
         )
-    if given.position_at != "stem" and position not in ("1d", "2d"):
-        raise UserError(f"model.position_at={given.position_at!r} is for model.position='1d' and '2d'")
+    once = ("1d", "2d", "bias") if given.position_at == "shared" else ("1d", "2d")
+    if given.position_at != "stem" and position not in once:
+        raise UserError(
+            f"model.position_at={given.position_at!r} is for model.position={', '.join(map(repr, once))}"
+        )
     if position in ("2d", *FIXED) and dim % 4:
         raise UserError(f"model.position={position!r} needs a width divisible by 4, not {dim}")
     if given.distillation == "heads" and not given.num_classes:
@@ -714,7 +725,7 @@ FAMILY = Family(
         (r"attention(_pooling)?/out/kernel", "heads head_dim -> dim"),
         (r"attention/qkv/kernel", "dim -> part heads head_dim"),
         (r"attention/qkv/bias", "part heads head_dim"),
-        (r"attention/bias_table", "offsets heads"),
+        (r"bias_table", "offsets heads"),
         (r"attention/frequencies", "axes heads pairs"),
         (r"attention_pooling/query/kernel", "dim -> heads head_dim"),
         (r"attention_pooling/query/bias", "heads head_dim"),

@@ -1,4 +1,4 @@
-"""BEiT and BEiT v2 in timm, with a table of biases in each layer."""
+"""BEiT and BEiT v2 in timm, with a table of biases in each layer or one for all."""
 
 import math
 import re
@@ -24,6 +24,7 @@ _RULES = (
     Rule(BLOCK + "attention/qkv/kernel", _THEIRS + "attn.qkv.weight", LINEAR),
     Rule(BLOCK + "attention/qkv/bias", (_THEIRS + "attn.q_bias", _THEIRS + "attn.v_bias"), FLAT, axis=0),
     Rule(BLOCK + "attention/bias_table", _THEIRS + "attn.relative_position_bias_table"),
+    Rule("bias_table", "rel_pos_bias.relative_position_bias_table"),
     *torch_dense(BLOCK + "attention/out", _THEIRS + "attn.proj", LINEAR_OUT),
     Rule(BLOCK + r"scale(\d)", _THEIRS + "gamma_{1}"),
     *torch_dense(BLOCK + r"mlp/fc(\d)", _THEIRS + "mlp.fc{1}"),
@@ -31,8 +32,12 @@ _RULES = (
     *torch_norm("fc_norm", "fc_norm"),
     *torch_dense("head", "head"),
 )
-_TABLE = "blocks.0.attn.relative_position_bias_table"
-_SAID = ("use_abs_pos_emb", "use_rel_pos_bias", "use_fc_norm", "head_init_scale")
+# Each layer's, or that of all, by our name of where positions are.
+_TABLES = {
+    "stem": "blocks.0.attn.relative_position_bias_table",
+    "shared": "rel_pos_bias.relative_position_bias_table",
+}
+_SAID = ("use_abs_pos_emb", "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_fc_norm", "head_init_scale")
 
 
 def named(architecture: str) -> dict | None:
@@ -52,7 +57,10 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     given = given_arguments(config, *_SAID)
     dim, inputs, patch, _ = shapes["patch_embed.proj.weight"]
     refuse_contradictions(config, dict(patch_size=patch))
-    rows, heads = shapes[_TABLE]
+    held = [place for place, name in _TABLES.items() if name in shapes]
+    if len(held) > 1:
+        raise UserError("timm's Beit with a table of biases in each layer and one for all is not read")
+    rows, heads = shapes[_TABLES[held[0]]]
     side = patch * (math.isqrt(rows - 3) + 1) // 2
     default = "avg" if "fc_norm.weight" in shapes else "token"  # As timm's own.
     pooled = given.get("global_pool") or config.get("global_pool") or default
@@ -73,6 +81,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
         qkv_bias="qv" if "blocks.0.attn.q_bias" in shapes else "none",
         layer_scale=1e-5 if "blocks.0.gamma_1" in shapes else None,
         position="bias",
+        position_at=held[0],
     )
     return values, "" if config else f"{pooled} pooling, as there is no config.json"
 
@@ -84,9 +93,8 @@ def _describe(values: Values) -> dict:
       UserError: timm has no such model.
     """
     title = "timm's Beit"
-    refuse_unsaid(
-        title, ViT, values, "fc_norm", "pooling", "cls_token", "qkv_bias", gelu="erf", position="bias"
-    )
+    said = ("fc_norm", "pooling", "cls_token", "qkv_bias", "position_at")
+    refuse_unsaid(title, ViT, values, *said, gelu="erf", position="bias")
     for option, there in dict(pooling=("cls", "gap"), qkv_bias=("qv", "none"), norm_epsilon=(1e-6,)).items():
         if values[option] not in there:
             raise UserError(f"{title} has no {option}={values[option]!r}")
@@ -103,7 +111,8 @@ def _describe(values: Values) -> dict:
         qkv_bias=values["qkv_bias"] == "qv",
         init_values=values["layer_scale"] or 0.0,
         use_abs_pos_emb=False,
-        use_rel_pos_bias=True,
+        use_rel_pos_bias=values["position_at"] == "stem",
+        use_shared_rel_pos_bias=values["position_at"] == "shared",
         use_fc_norm=values["fc_norm"],
         global_pool=POOLINGS[values["pooling"]],
     )
@@ -113,7 +122,9 @@ def _describe(values: Values) -> dict:
 
 FORMAT = Format(
     model=ViT,
-    claims=lambda config, tensors: _TABLE in tensors and "patch_embed.proj.weight" in tensors,
+    claims=lambda config, tensors: (
+        "patch_embed.proj.weight" in tensors and any(name in tensors for name in _TABLES.values())
+    ),
     arguments=_arguments,
     rules=lambda values: _RULES,
     describe=_describe,

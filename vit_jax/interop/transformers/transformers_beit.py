@@ -14,7 +14,6 @@ from vit_jax.interop.transformers.transformers_config import (
     projections,
     read_gelu,
     read_sizes,
-    require_always,
     require_square,
     vit_type,
     write_sizes,
@@ -40,16 +39,27 @@ DEFAULTS = dict(
 )
 _TITLE = "Transformers' BEiT"
 _THEIRS = "encoder.layer.{0}."
-_TABLE = "attention.attention.relative_position_bias.relative_position_bias_table"
+_TABLE = "relative_position_bias.relative_position_bias_table"
 _RULES = (
     *projections(QKV, "qv"),  # The first that fits a path counts.
     *(rule for rule in RULES if not rule.path.startswith("pre_logits")),
-    Rule(BLOCK + "attention/bias_table", _THEIRS + _TABLE),
+    Rule(BLOCK + "attention/bias_table", _THEIRS + "attention.attention." + _TABLE),
+    Rule("bias_table", "encoder." + _TABLE),
     Rule(BLOCK + r"scale(\d)", _THEIRS + "lambda_{1}"),
     *torch_norm("fc_norm", "pooler.layernorm"),
 )
-# Absolute positions and biases by offset, by our name of either.
-_POSITIONS = {"none": (False, False), "1d": (True, False), "bias": (False, True)}
+# What a config says of each `position` and `position_at`.
+_SAID = (
+    "use_absolute_position_embeddings",
+    "use_relative_position_bias",
+    "use_shared_relative_position_bias",
+)
+_POSITIONS = {
+    ("none", "stem"): (False, False, False),
+    ("1d", "stem"): (True, False, False),
+    ("bias", "stem"): (False, True, False),
+    ("bias", "shared"): (False, False, True),
+}
 
 
 def _rules(values: dict) -> tuple[Rule, ...]:
@@ -66,19 +76,21 @@ def _rename(tensors: Tensors, config: dict) -> Tensors:
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """The model that tensors and a `config.json` belong to."""
-    require_always(config, dict(use_shared_relative_position_bias=False))
     classes = count_classes(tensors, config, "Beit")
     config = DEFAULTS | config
-    positions = config["use_absolute_position_embeddings"], config["use_relative_position_bias"]
-    if positions not in _POSITIONS.values():
-        raise UserError(f"{_TITLE} with both absolute positions and biases by offset is not read")
+    said = tuple(config[name] for name in _SAID)
+    if said not in _POSITIONS.values():
+        together = " and ".join(name for name in _SAID if config[name])
+        raise UserError(f"{_TITLE} with {together} together is not read")
+    position, position_at = next(ours for ours, theirs in _POSITIONS.items() if theirs == said)
     mean, scale = config["use_mean_pooling"], config["layer_scale_init_value"]
     values = read_sizes(config) | dict(
         num_classes=classes,
         pooling="gap" if mean else "cls",
         cls_token=mean,
         fc_norm=mean,
-        position=next(kind for kind, parts in _POSITIONS.items() if parts == positions),
+        position=position,
+        position_at=position_at,
         position_resize="bicubic",
         qkv_bias="qv",
         gelu=read_gelu(config),
@@ -93,8 +105,10 @@ def _check_positions(values: dict) -> None:
 
     Of images that are not square it takes a table's rows for its columns.
     """
-    if values["position"] not in _POSITIONS:
+    if values["position"] not in {position for position, _ in _POSITIONS}:
         raise UserError(f"{_TITLE} has no position={values['position']!r}")
+    if (values["position"], values["position_at"]) not in _POSITIONS:
+        raise UserError(f"{_TITLE} has no position_at={values['position_at']!r}")
     if values["position"] != "none":
         require_square(_TITLE, values)
 
@@ -107,15 +121,11 @@ def _describe(values: dict) -> dict:
     """
     mean = values["pooling"] == "gap"
     pooling = dict(pooling="gap", cls_token=True, fc_norm=True) if mean else {}
-    refuse_unsaid(_TITLE, ViT, values, "position", "gelu", qkv_bias="qv", **pooling)
+    refuse_unsaid(_TITLE, ViT, values, "position", "position_at", "gelu", qkv_bias="qv", **pooling)
     _check_positions(values)
-    absolute, relative = _POSITIONS[values["position"]]
     described = dict(
         architectures=["BeitForImageClassification" if values["num_classes"] else "BeitModel"],
         model_type="beit",
-        use_absolute_position_embeddings=absolute,
-        use_relative_position_bias=relative,
-        use_shared_relative_position_bias=False,
         use_mask_token=False,
         use_mean_pooling=mean,
         layer_scale_init_value=float(values["layer_scale"] or 0),
@@ -123,6 +133,7 @@ def _describe(values: dict) -> dict:
         attention_probs_dropout_prob=0.0,
         drop_path_rate=0.0,
     )
+    described |= zip(_SAID, _POSITIONS[values["position"], values["position_at"]], strict=True)
     return described | write_sizes(values) | common_config(values)
 
 
