@@ -14,6 +14,7 @@ train: training steps of --models by the clock, beside others' code (--against) 
   folder --checkouts.
 objectives: training steps of --models by the clock and by their compiled FLOPs: supervised, masked patch
   prediction, masked autoencoder.
+depth: the same of stochastic depth, each image by chance and of a drawn subset alone.
 tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU, beside
   others' likewise.
 """
@@ -62,6 +63,7 @@ BENCHMARKS = (
     "predict",
     "train",
     "objectives",
+    "depth",
     "tpu",
 )
 
@@ -98,8 +100,10 @@ def main(arguments: list[str]) -> None:
         benchmark.measure(
             models=MODELS.value, images=IMAGES.value, against=AGAINST.value, **own[arguments[0]]
         )
-    elif arguments[0] == "objectives":
-        benchmark.measure(MODELS.value, IMAGES.value, IMAGE_SIZE.value, DTYPE.value)
+    elif arguments[0] in ("objectives", "depth"):
+        benchmark.measure(
+            models=MODELS.value, images=IMAGES.value, image_size=IMAGE_SIZE.value, dtype=DTYPE.value
+        )
     elif arguments[0] == "predict":
         benchmark.measure(MODELS.value, IMAGES.value if flags.FLAGS["images"].present else None)
     else:

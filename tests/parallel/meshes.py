@@ -1,7 +1,7 @@
 """Losses of models on meshes of 8 devices: python -m tests.parallel.meshes "ViT: fsdp" "hybrid: all" ...
 
 Run by test_meshes.py in a process of its own, since the number of devices is fixed when JAX starts.
-Prints JSON: for each case the losses, and what share of the state a device holds.
+Prints JSON: for each case the losses, what share of the state a device holds, and how often it asks others.
 """
 
 import json
@@ -34,6 +34,7 @@ MODELS = {
     "ViT, dots": DROPOUT | dict(remat="dots"),
     "ViT, full": DROPOUT | dict(remat="full"),
     "ViT scanned, full": DROPOUT | dict(scan=True, remat="full"),
+    "ViT, subset": DROPOUT | dict(depth_by="subset", stochastic_depth=0.4, uniform_depth=True),
     "relative ViT": VIT | dict(position="relative", qk_norm=True, rope="eva02"),
     "pooling ViT": VIT | dict(pooling="map", mlp="swiglu", registers=2),
     "later ViT": VIT | dict(position="bias", rope="dinov3", rope_rescale=2.0, qkv_bias="qv", sub_norm="both"),
@@ -60,10 +61,11 @@ OBJECTIVES = {
 BATCH, STEPS, CLASSES = 16, 3, 5
 
 
-def train(model: str, mesh_shape: tuple[int, int, int], **optimizer) -> dict:
-    """Losses of the first steps and the share of the parameters and moments on the first device."""
+def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH, **optimizer) -> dict:
+    """Losses of the first steps, the share of the parameters and moments on the first device, and how
+    often forward and backward pass ask other devices for what these have."""
     config = base_config()
-    config.batch_size = BATCH
+    config.batch_size = batch_size
     config.model.update(MODELS[model])
     config.data.image_size = 32 if re.search("16|BiT", config.model.name) else 16
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape, strict=True)))
@@ -84,18 +86,21 @@ def train(model: str, mesh_shape: tuple[int, int, int], **optimizer) -> dict:
         program = make_program(config, num_classes=classes, steps=10, mesh=mesh, frozen=shapes)
         state = program.initial_state(0, frozen=frozen and frozen.read())
     metrics, rng, losses = program.initial_metrics(), np.random.default_rng(0), []
+    step = program.train_step.lower(state, metrics, abstract_batch(config, mesh)).compile()
     for _ in range(STEPS):
         batch = {
             name: rng.integers(256, size=like.shape, dtype=np.uint8)
             for name, like in abstract_batch(config, mesh).items()
             if name != "labels"
         }
-        batch["labels"] = rng.integers(CLASSES, size=(BATCH, 1)).astype(np.int32)
-        state, sums = program.train_step(state, metrics, to_devices(batch, mesh))
+        batch["labels"] = rng.integers(CLASSES, size=(batch_size, 1)).astype(np.int32)
+        state, sums = step(state, metrics, to_devices(batch, mesh))
         losses.append(float(sums["loss"]))
     kept = jax.tree.leaves((state["params"], state["frozen"], state["optimizer"]))
     here = sum(leaf.addressable_shards[0].data.nbytes for leaf in kept)
-    return {"losses": losses, "share": here / sum(leaf.nbytes for leaf in kept)}
+    asking = r" (all-gather|all-to-all|collective-permute)(-start)?\(.*/gradients/"
+    asked = len(re.findall(asking, step.as_text()))
+    return {"losses": losses, "share": here / sum(leaf.nbytes for leaf in kept), "asked": asked}
 
 
 def make_teacher(image_size: int, folder: Path) -> str:
@@ -108,7 +113,7 @@ def make_teacher(image_size: int, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    # "model: mesh", or "model: mesh: {values of the optimizer}".
+    # "model: mesh", or "model: mesh: {values of the optimizer, or batch_size}".
     results = {}
     for case in sys.argv[1:]:
         model, mesh, *optimizer = case.split(": ", 2)

@@ -82,6 +82,25 @@ def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_devic
 
 
 @pytest.mark.slow
+def test_branches_of_a_subset_are_the_same_on_any_mesh_and_ask_no_other_device():
+    values = json.dumps(dict(batch_size=256)), json.dumps(dict(batch_size=256, sum_gradients="float32_once"))
+    one, data, everything, once = losses(
+        *(f"ViT, subset: {mesh}: {values[0]}" for mesh in ("one", "data", "all")),
+        f"ViT, subset: data: {values[1]}",
+    ).values()
+    for several in (data, everything, once):
+        np.testing.assert_allclose(several["losses"], one["losses"], rtol=1e-5)
+    assert data["asked"] == once["asked"] == 0  # Each device has a group of 32 images.
+
+
+@pytest.mark.slow
+def test_groups_that_several_devices_share_leave_out_the_same_images():
+    one, data = losses(*(f"ViT, subset: {mesh}" for mesh in ("one", "data"))).values()
+    np.testing.assert_allclose(data["losses"], one["losses"], rtol=1e-5)
+    assert data["asked"] > 0
+
+
+@pytest.mark.slow
 def test_convnexts_losses_are_the_same_on_one_device_and_on_eight():
     versions = "ConvNeXt", "ConvNeXt V2"
     found = losses(*(f"{name}: {mesh}" for name in versions for mesh in ("one", "all")))

@@ -3,8 +3,8 @@
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -67,6 +67,46 @@ def measure(
                 print(f"| {peer}: skipped | {error} ||||||")
         least = training_flops(batch * model_card(model, image_size=image_size).multiply_adds)
         race(runners, batch, least, turns, seconds)
+
+
+def compare(
+    steps: Mapping[str, Mapping[str, Any]],
+    models: Sequence[str],
+    images: int,
+    image_size: int,
+    dtype: str | None = None,
+    turns: int = 5,
+    seconds: float = 4.0,
+) -> None:
+    """Prints, for each model, FLOPs and time of several steps of ours, which take turns.
+
+    Args:
+      steps: by name, what each has of the config, by flat names; the others are shown beside the first.
+      images: on each device.
+      dtype: of the computation; None for float32 on a CPU and bfloat16 elsewhere.
+    """
+    share_interpreter()
+    keep_freed_memory()
+    dtype, batch, first = dtype or fast_dtype(), images * jax.device_count(), next(iter(steps))
+    print(f"{jax.device_count()} x {jax.devices()[0].device_kind}, {images} images on each, {dtype}\n")
+    print(f"| step | compiled GFLOPs an image | to {first} | ms a step | images/s to {first} |")
+    print("|---|---|---|---|---|")
+    for model in models:
+        runners, flops = [], []
+        for name, values in steps.items():
+            config = other_projects.our_config(model, image_size, dtype)
+            config.batch_size = batch
+            config.update_from_flattened_dict(values)
+            runner, compiled = make_ours(f"{model} {image_size}, {name}", config)
+            runners.append(runner)
+            flops.append(compiled.cost_analysis()["flops"])
+        times = take_turns(runners, turns, seconds)
+        for runner, found in zip(runners, flops, strict=True):
+            pairs = zip(times[runners[0].name], times[runner.name], strict=True)
+            faster = statistics.median(before / own for before, own in pairs)
+            milliseconds = 1e3 * statistics.median(times[runner.name])
+            gigaflops, ratio = found / images / 1e9, found / flops[0]
+            print(f"| {runner.name} | {gigaflops:,.1f} | {ratio:.2f} | {milliseconds:,.1f} | {faster:.2f} |")
 
 
 def print_header(images: int, dtype: str, call: str) -> None:

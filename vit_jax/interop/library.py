@@ -26,6 +26,7 @@ TRAINING_ONLY = {
     "attention_dropout",
     "stochastic_depth",
     "uniform_depth",
+    "depth_by",
     "head_bias",
     "initialization",
     "layer_scale",

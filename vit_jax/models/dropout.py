@@ -1,4 +1,10 @@
-"""Dropout and stochastic depth: zeros in place of a share of the values, by a key and nothing else."""
+"""Dropout and stochastic depth: zeros in place of a share of the values, by a key and nothing else.
+
+Stochastic depth may also leave out images before it computes what would be zero.
+"""
+
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -49,3 +55,55 @@ def draw16(key: jax.Array, shape: tuple[int, ...], first: jax.Array | int = 0) -
     words = (jnp.broadcast_to(word, blocks) for word in jax.random.key_data(key))
     pair = threefry2x32_p.bind(*words, index(0) + jnp.uint32(first), within)
     return [half for word in pair for half in (word & 0xFFFF, word >> 16)]
+
+
+def add_for_subset(
+    x: jax.Array,
+    branch: Callable[[jax.Array], jax.Array],
+    rate: float,
+    rngs: nnx.Rngs,
+    read: int | None = None,
+) -> jax.Array:
+    """`x + branch(x)`, where the branch is computed for a drawn subset of the images alone, and enlarged.
+
+    Args:
+      x: `[batch, ..., tokens, dim]`.
+      branch: treats each image by itself.
+      rate: the share of images that are left out, from 0 to below 1, as near as whole images of a group come.
+      read: the branch returns so many tokens only, the first, and so does this.
+    """
+    groups, size, kept = subset_sizes(x.shape[0], rate)
+    rest = x[..., :read, :]
+    if kept == size:
+        return rest + branch(x)
+    drawn = draw_subset(x.shape[0], rate, rngs)
+    indexed = dict(unique_indices=True, mode="promise_in_bounds")
+
+    def of_groups(x):
+        return x.reshape(groups, -1, *x.shape[1:])
+
+    # Each group is indexed by itself, so that a device with whole groups asks no other for images.
+    chosen = jax.vmap(lambda x, rows: x.at[rows].get(**indexed))(of_groups(x), drawn)
+    changes = branch(chosen.reshape(-1, *x.shape[1:]))
+    changes = (changes * jnp.float32(size / kept)).astype(x.dtype)
+    add = jax.vmap(lambda x, rows, changes: x.at[rows].add(changes, **indexed))
+    return add(of_groups(rest), drawn, of_groups(changes)).reshape(rest.shape)
+
+
+def draw_subset(images: int, rate: float, rngs: nnx.Rngs) -> jax.Array:
+    """int32 `[groups, kept]`: the images of each group that are kept, all different; the same on any mesh."""
+    groups, size, kept = subset_sizes(images, rate)
+    numbers = part() * groups + jnp.arange(groups)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rngs.dropout(), numbers)
+    return jax.vmap(lambda key: jax.random.permutation(key, size)[:kept])(keys)
+
+
+def subset_sizes(images: int, rate: float) -> tuple[int, int, int]:
+    """Groups of consecutive images, images of each group, and how many of these are kept, at least one.
+
+    A group has 32 images, or as many as the largest power of two that divides their number; where that is
+    below 8, all are one group.
+    """
+    size = math.gcd(images, 32)
+    size = size if size >= 8 else images
+    return images // size, size, max(1, round(size * (1 - rate)))

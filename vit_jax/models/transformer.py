@@ -6,6 +6,7 @@ only then.
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from flax import nnx
 
 from vit_jax.models import initializers
 from vit_jax.models.attention import attend
-from vit_jax.models.dropout import drop
+from vit_jax.models.dropout import add_for_subset, drop
 from vit_jax.models.layers import GELUS, named, platform
 from vit_jax.models.position import BiasLayout, Rotation, mixed_frequencies, mixed_rotation, rotate
 
@@ -26,7 +27,7 @@ class Stack:
 
     Attributes:
       dim, heads, hidden: width, attention heads, and width of the MLP.
-      mlp, gelu, dropout, attention_dropout, layer_scale, qk_norm, qkv_bias, bias: as of `ViT`.
+      mlp, gelu, dropout, attention_dropout, depth_by, layer_scale, qk_norm, qkv_bias, bias: as of `ViT`.
       norm, norm_at, sub_norm, rope: as of `ViT`.
       offsets: rows of each layer's table of relative positions; 0: none.
       biases: rows of each layer's table of biases by offset; 0: none.
@@ -42,6 +43,7 @@ class Stack:
     gelu: str = "tanh"
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    depth_by: str = "image"
     layer_scale: float | None = None
     qk_norm: bool = False
     qkv_bias: str = "all"
@@ -219,7 +221,7 @@ class EncoderBlock(nnx.Module):
         self.norm2 = make_norm(stack.dim, stack, rngs)
         self.mlp = Mlp(stack, rngs=rngs)
         self.dropout, self.stochastic_depth = stack.dropout, stochastic_depth
-        self.norm_at = stack.norm_at
+        self.norm_at, self.depth_by = stack.norm_at, stack.depth_by
         scaled = stack.layer_scale is not None
         self.scale1 = nnx.Param(jnp.full(stack.dim, stack.layer_scale)) if scaled else None
         self.scale2 = nnx.Param(jnp.full(stack.dim, stack.layer_scale)) if scaled else None
@@ -235,22 +237,27 @@ class EncoderBlock(nnx.Module):
         """`[batch, ..., tokens, dim]` to the same shape; `positions` are those of `Attention`.
 
         Args:
-          stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart.
+          stochastic_depth: in place of the block's own, which a scan over blocks cannot tell apart; where a
+            subset is drawn, whose size must be known, it is the block's own all the same.
           read: return so many tokens only, the first.
         """
         skipped = self.stochastic_depth if stochastic_depth is None else stochastic_depth
 
-        before = self.norm_at == "before"
+        def add(x, layer, norm, scale, read=None):
+            """The tokens and what a branch adds to them."""
 
-        def finish(branch, norm, scale):
-            branch = branch if before else norm(branch)
-            branch = branch if scale is None else branch * scale[...].astype(branch.dtype)
-            branch = drop(branch, self.dropout, rngs)
-            return drop(branch, skipped, rngs, (x.shape[0],) + (1,) * (x.ndim - 1))
+            def branch(x):
+                changes = layer(norm(x)) if self.norm_at == "before" else norm(layer(x))
+                changes = changes if scale is None else changes * scale[...].astype(changes.dtype)
+                return drop(changes, self.dropout, rngs)
 
-        branch = self.attention(self.norm1(x) if before else x, rngs, read=read, **positions)
-        x = (x if read is None else x[..., :read, :]) + finish(branch, self.norm1, self.scale1)
-        return x + finish(self.mlp(self.norm2(x) if before else x, rngs), self.norm2, self.scale2)
+            if self.depth_by == "subset" and rngs is not None:
+                return add_for_subset(x, branch, self.stochastic_depth, rngs, read)
+            return x[..., :read, :] + drop(branch(x), skipped, rngs, (x.shape[0],) + (1,) * (x.ndim - 1))
+
+        attention = partial(self.attention, rngs=rngs, read=read, **positions)
+        x = add(x, attention, self.norm1, self.scale1, read)
+        return add(x, partial(self.mlp, rngs=rngs), self.norm2, self.scale2)
 
 
 class AxialBlock(nnx.Module):

@@ -81,6 +81,7 @@ ARGUMENTS = {
     "dropout": number(least=0, below=1),
     "attention_dropout": number(least=0, below=1),
     "uniform_depth": flag(),
+    "depth_by": one_of("image", "subset"),
     "initialization": one_of("flax", "mae"),
     "scan": flag(),
 }
@@ -133,6 +134,11 @@ OPTIONS = {
     ),
     "model.uniform_depth": Option(
         None, ARGUMENTS["uniform_depth"], "Stochastic depth has one rate in all layers."
+    ),
+    "model.depth_by": Option(
+        None,
+        ARGUMENTS["depth_by"],
+        "Stochastic depth skips each image by chance, or computes branches for a drawn subset alone.",
     ),
     "model.initialization": Option(
         None,
@@ -204,6 +210,10 @@ class ViT(TokenModel):
       attention_dropout: rate of attention weights that are dropped.
       stochastic_depth: rate of skipped branches in the last layer; it rises linearly from 0.
       uniform_depth: it is that in all layers.
+      depth_by: `image` skips each image by chance and computes its branch all the same; `subset` draws a
+        fixed number of images and computes the branch for them alone (DINOv2). It draws them within groups
+        of consecutive images (`dropout.subset_sizes`), so that a device with whole groups needs no others.
+        A rate is met to the nearest image of a group: one that drops less than half an image drops none.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training); its kernel is zero.
       initialization: how kernels and biases start: `flax`, as the paper's, or `mae`, as masked autoencoders'
         in PyTorch.
@@ -268,6 +278,7 @@ class ViT(TokenModel):
         attention_dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         uniform_depth: bool = False,
+        depth_by: str = "image",
         head_bias: float = 0.0,
         initialization: str = "flax",
         norm_epsilon: float = 1e-6,
@@ -612,6 +623,7 @@ def _stack(given: SimpleNamespace, offsets: int, biases: int) -> Stack:
         gelu=given.gelu,
         dropout=given.dropout,
         attention_dropout=given.attention_dropout,
+        depth_by=given.depth_by,
         layer_scale=given.layer_scale,
         qk_norm=given.qk_norm,
         qkv_bias=given.qkv_bias,
@@ -678,6 +690,11 @@ def _check_together(given: SimpleNamespace, size: tuple[int, int], stride: int) 
         raise UserError("model.fc_norm says where the final norm is, and model.final_norm=False that none is")
     if given.layer_scale is not None and given.norm_at == "after":
         raise UserError("model.layer_scale is for model.norm_at='before'; norms behind branches scale them")
+    if given.depth_by == "subset" and given.stochastic_depth and given.scan and not given.uniform_depth:
+        raise UserError(
+            "model.depth_by='subset' leaves out more images in later layers, and model.scan compiles one "
+            "layer for all: use model.uniform_depth=True, or model.scan=False"
+        )
     if given.pool_all and given.pooling not in ("gap", "map"):
         raise UserError(f"model.pool_all is for model.pooling='gap' and 'map', not {given.pooling!r}")
     if given.pool_heads and (given.pooling != "map" or dim % given.pool_heads):
