@@ -8,7 +8,7 @@ import pytest
 
 import vit_jax
 from tests.conftest import name_missing_operators
-from vit_jax.benchmarks import bench_inference, bench_tpu, bench_train, other_projects
+from vit_jax.benchmarks import bench_depth, bench_inference, bench_tpu, bench_train, other_projects
 from vit_jax.benchmarks.bench_train import program_memory
 from vit_jax.errors import UserError
 from vit_jax.models import transformer, vit
@@ -64,6 +64,15 @@ def test_a_checkout_is_timed_beside_ours_and_an_absent_one_is_a_row_that_says_ho
         "git clone https://github.com/google-research/vision_transformer"
         in (table["vision_transformer: skipped"][0])
     )
+
+
+@pytest.mark.slow
+def test_a_step_that_leaves_out_images_first_computes_less(capsys):
+    bench_depth.measure(**TINY | dict(images=8))
+    table = rows(capsys.readouterr().out)
+    ratios = [float(cells[1]) for name, cells in table.items() if name.startswith("ViT")]
+    by_chance, six_of_eight, again, five_of_eight = ratios
+    assert by_chance == again == 1 and five_of_eight < six_of_eight < 1
 
 
 @pytest.mark.parametrize("part", [part for part in bench_tpu.PARTS if "." in part])

@@ -418,7 +418,8 @@ class ViT(TokenModel):
           whole: compute all tokens of the last layer, also those that the head does not read.
           capture: intermediate results to return beside the logits, of `captures`, a list of each:
             `attention`, float32 `[batch, heads, tokens, tokens]` of each layer (of axial attention
-            `[batch * lines, heads, line, line]`, rows before columns); `tokens`, `[batch, tokens, dim]`
+            `[batch * lines, heads, line, line]`, rows before columns; in training by `subset` of the images
+            that a layer keeps); `tokens`, `[batch, tokens, dim]`
             before the first layer and after each.
 
         Raises:
