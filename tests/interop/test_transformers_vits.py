@@ -170,6 +170,23 @@ def test_what_is_left_out_of_a_whole_model_is_said(case, words, drawn):
     assert f"assumed: {words}" in open_any(folder).describe()
 
 
+def test_the_encoder_of_masked_image_modelling_is_read(torch, drawn):
+    options = dict(use_shared_relative_position_bias=True, use_mask_token=True, vocab_size=11)
+    theirs, folder = drawn("BeitForMaskedImageModeling", "BeitConfig", options)
+    ours = vit_jax.load_model(folder, say=str)
+    assert "assumed: the encoder alone, without its prediction" in open_any(folder).describe()
+    images = random_images(ours)
+    pixels = np.float64(ours.normalize(images)).transpose(0, 3, 1, 2)
+    places = np.float64(ours.features(images, dense=True)).reshape(len(images), 16, -1)
+    with torch.no_grad():
+        wanted = theirs.double()(torch.from_numpy(pixels)).logits.numpy()
+        found = theirs.lm_head(torch.from_numpy(places)).numpy()
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+    _, folder = drawn("BeitForMaskedImageModeling", "BeitConfig", options | dict(use_mean_pooling=False))
+    with pytest.raises(UserError, match="normalises twice"):
+        vit_jax.load_model(folder, say=str)
+
+
 def test_positions_are_fixed_only_where_they_are_maes(torch, drawn):
     theirs, folder = drawn(*CASES["MAE"])
     assert vit_jax.load_model(folder, say=str).position == "sincos2d_mae"

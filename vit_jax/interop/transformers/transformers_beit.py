@@ -1,5 +1,7 @@
 """BEiT in Hugging Face Transformers.
 
+Of a model of masked image modelling the encoder is read, with the norm before that head as its last.
+
 For images of another size its tables of biases are resized as the authors of BEiT do it, by cubic splines;
 Transformers interpolates linearly.
 """
@@ -69,13 +71,31 @@ def _rules(values: dict) -> tuple[Rule, ...]:
     return (*below("beit", _RULES), *torch_dense("head", "classifier"))
 
 
+def _models_masks(config: dict) -> bool:
+    """True for the `config.json` of a model with the head of masked image modelling."""
+    return "BeitForMaskedImageModeling" in (config.get("architectures") or ())
+
+
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors without those that follow from the sizes, which some versions keep."""
-    return {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
+    """The same tensors without those that follow from the sizes and those of masked image modelling alone."""
+    kept = {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
+    if not _models_masks(config):
+        return kept
+    named = {name.removeprefix("beit."): x for name, x in kept.items() if not name.startswith("lm_head.")}
+    named.pop("embeddings.mask_token", None)
+    return named
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """The model that tensors and a `config.json` belong to."""
+    assumed = ""
+    if _models_masks(config):
+        if not (DEFAULTS | config)["use_mean_pooling"]:
+            raise UserError(
+                f"{_TITLE} of masked images that normalises twice is not read: use_mean_pooling=False"
+            )
+        config = config | dict(architectures=["BeitModel"], use_mean_pooling=False)
+        assumed = "the encoder alone, without its prediction of patches"
     classes = count_classes(tensors, config, "Beit")
     config = DEFAULTS | config
     said = tuple(config[name] for name in _SAID)
@@ -97,7 +117,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
         layer_scale=scale if scale > 0 else None,
     )
     _check_positions(values)
-    return values, ""
+    return values, assumed
 
 
 def _check_positions(values: dict) -> None:
