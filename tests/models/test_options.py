@@ -300,7 +300,7 @@ def test_tokens_are_counted(overrides, tokens):
         (dict(distillation="token", pooling="gap"), "distillation needs the class token.*pooling='cls'"),
         (dict(distillation="heads", pooling="map"), "distillation needs the class token.*pooling='cls'"),
         *(
-            (dict(position=position, position_at=at), f"position_at='{at}' is for .*'1d' and '2d'")
+            (dict(position=position, position_at=at), f"position_at='{at}' is for .*'1d', '2d'")
             for position in ("none", "relative", "sincos2d")
             for at in ("every", "shared")
         ),
