@@ -50,7 +50,7 @@ MODELS = {
     "masked patches": VIT,
     "MAE": VIT | dict(position="sincos2d"),
     "DINO": VIT | dict(stochastic_depth=0.2),
-    "distillation": VIT,
+    "distillation": VIT | dict(distillation="heads"),
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),

@@ -122,6 +122,13 @@ class ImageModel(nnx.Module):
         """
         raise NotImplementedError
 
+    def each_head(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
+        """Turns images into the logits of each head, `[batch, classes]`; a call gives the heads' mean.
+
+        Models have one head, but for a ViT with a head on its distillation token besides, the last one.
+        """
+        return (self(images, rngs),)
+
     def capturing(self, names: Sequence[str]) -> AbstractContextManager[dict[str, list[jax.Array]]]:
         """Collects intermediate results of these names while it is entered.
 

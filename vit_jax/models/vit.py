@@ -440,6 +440,10 @@ class ViT(TokenModel):
         x = self.encoded(images, rngs, whole=dense)
         return x[:, self.patch_tokens].reshape(-1, *self.grid, self.dim) if dense else self.pool(x)
 
+    def each_head(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
+        """Turns images into the logits of the head, and of the distillation head where there is one."""
+        return self._read_by_heads(self.encoded(images, rngs))
+
     def encoded(self, images: jax.Array, rngs: nnx.Rngs | None = None, whole: bool = False) -> jax.Array:
         """Turns images into the last layer's normalised tokens, `[batch, tokens, dim]`.
 
@@ -588,13 +592,15 @@ class ViT(TokenModel):
 
         They are normalised, unless the model has no final norm, or an `fc_norm`, which does it here.
         """
-        pooled = self.pool(x)
         if self.head is None:
-            return pooled
-        logits = self.head(pooled)
-        if self.distillation_head is not None:
-            logits = (logits + self.distillation_head(x[:, 1])) / 2
-        return logits
+            return self.pool(x)
+        logits, *taught = self._read_by_heads(x)
+        return (logits + taught[0]) / 2 if taught else logits
+
+    def _read_by_heads(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """Logits of the head, and of the distillation head where there is one."""
+        own = self.head(self.pool(x))
+        return (own,) if self.distillation_head is None else (own, self.distillation_head(x[:, 1]))
 
     def pool(self, x: jax.Array) -> jax.Array:
         """Turns tokens `[batch, tokens, dim]` into what enters the head, `[batch, dim]`, or twice as wide."""

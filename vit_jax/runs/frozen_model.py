@@ -19,7 +19,7 @@ from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import objective_of
 
 # Nearly all parameters of a transformer. The head's are used as they are, a BiT's are standardised first.
-ROUNDED = re.compile(r"(^|/)(attention|mlp)/.*kernel$")
+ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
 
 
 class FrozenModel(NamedTuple):

@@ -23,12 +23,12 @@ CLASSES, SIZE = 5, 8
 TEACHER = dict(image_size=SIZE, dim=32, depth=2, hidden=32, heads=2, mean=0.3, deviation=0.2)
 
 
-def saved(model, folder):
+def saved(model, folder, library="timm"):
     """A folder with a model in it, whose parameters are nowhere zero."""
     rng = np.random.default_rng(2)
     noisy = jax.tree.map(lambda x: x + rng.normal(0, 0.2, x.shape).astype(np.float32), nnx.state(model))
     nnx.update(model, noisy)
-    vit_jax.save_model(model, folder, library="timm")
+    vit_jax.save_model(model, folder, library=library)
     return str(folder)
 
 
@@ -72,12 +72,33 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-@pytest.mark.parametrize("kind", ["soft", "hard"])
-def test_loss_is_the_papers(teacher, kind):
+def student_of(**values):
+    """A student whose heads say something, each something else."""
+    student = create_model("ViT-Ti/4", num_classes=CLASSES, image_size=SIZE, **SMALL | values)
+    rng = np.random.default_rng(3)
+    for head in filter(None, (student.head, student.distillation_head)):
+        nnx.update(head, jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape), nnx.state(head)))
+    return student
+
+
+@jax.jit
+def logits_of_heads(student, images):
+    """Logits of the class token's head and of the distillation token's, found by muting the other one."""
+    if student.distillation_head is None:
+        return 2 * (student(images),)
+    other = nnx.clone(student)
+    for model, muted in ((student, student.distillation_head), (other, other.head)):
+        nnx.update(muted, jax.tree.map(jnp.zeros_like, nnx.state(muted)))
+    return 2 * student(images), 2 * other(images)
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads"), [("soft", "none"), ("soft", "heads"), ("hard", "token"), ("hard", "heads")]
+)
+def test_loss_is_the_papers(teacher, kind, heads):
     share, heat = 0.3, 2.0
     values = dict(distillation=kind, distillation_share=share, distillation_temperature=heat)
-    student = create_model("ViT-Ti/4", num_classes=CLASSES, image_size=SIZE, **SMALL)
-    nnx.update(student.head, jax.tree.map(lambda x: x + 0.1 * jnp.arange(CLASSES), nnx.state(student.head)))
+    student = student_of(distillation=heads)
     taught = vit_jax.load_model(teacher, say=str)
     config = config_of("distillation", teacher=teacher, **values)
     objective = make_objective(config, student, rngs=nnx.Rngs(0), frozen=taught)
@@ -87,23 +108,25 @@ def test_loss_is_the_papers(teacher, kind):
         objective.frozen = taught
         found = objective(student, batch, Now(nnx.Rngs(dropout=0)))
         tested = objective(student, batch, EVALUATION).each
-        return found, tested, student(batch["image"]), taught(batch["image"])
+        return found, tested, taught(batch["image"]), *logits_of_heads(student, batch["image"])
 
     batch = batch_of()
     found, tested, *logits = compute(student, taught, objective, batch)
-    ours, theirs = map(np.asarray, logits)
+    theirs, own, learnt = map(np.asarray, logits)
+    ours = (own + learnt) / 2
     rows, labels = np.arange(16), batch["labels"][:, 0]
-    plain = -log_softmax(ours)[rows, labels]
+    plain = -log_softmax(own)[rows, labels]
     if kind == "hard":
-        taken = -log_softmax(ours)[rows, theirs.argmax(-1)]
+        taken = -log_softmax(learnt)[rows, theirs.argmax(-1)]
     else:
-        p, q = log_softmax(theirs / heat), log_softmax(ours / heat)
+        p, q = log_softmax(theirs / heat), log_softmax(learnt / heat)
         taken = heat**2 * (np.exp(p) * (p - q)).sum(-1)
     np.testing.assert_allclose(found.each, (1 - share) * plain + share * taken, rtol=1e-4, atol=1e-5)
     assert len({*theirs.argmax(-1)}) > 1
     np.testing.assert_array_equal(found.metrics["agreement"], ours.argmax(-1) == theirs.argmax(-1))
     np.testing.assert_array_equal(found.metrics["teacher_accuracy"], theirs.argmax(-1) == labels)
-    np.testing.assert_allclose(tested, plain, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(tested, -log_softmax(ours)[rows, labels], rtol=1e-4, atol=1e-5)
+    assert (heads == "heads") == bool(np.abs(own - learnt).max() > 0.1)
 
 
 @pytest.mark.slow
@@ -127,6 +150,27 @@ def test_micro_batches_change_no_loss(teacher, once):
     *_, several = stepped(teacher, micro_batches=2, **{"optimizer.sum_gradients": once})
     for name in one:
         np.testing.assert_allclose(several[name], one[name], rtol=1e-5, err_msg=name)
+
+
+OTHERS = {
+    "BiT-R50x1": ("transformers", dict(resnet_blocks=(1, 1))),
+    "ConvNeXt-T": ("timm", dict(blocks=(1, 1), widths=(16, 32))),
+    "Swin-T": ("timm", dict(dim=32, blocks=(1, 1), stage_heads=(2, 2), window=4)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_teacher_of_another_family_sees_the_students_pixels_at_the_students_size(name, tmp_path):
+    library, values = OTHERS[name]
+    values |= dict(num_classes=CLASSES, image_size=32, mean=0.3, deviation=0.2)
+    model = vit_jax.create_model(name, **values)
+    taught = saved(model, tmp_path / "teacher", library)
+    frozen = open_frozen(config_for(taught, **{"data.image_size": 64, "data.test_resize": 64}))
+    kept = nnx.merge(nnx.graphdef(frozen.model), jax.tree.map(jnp.asarray, frozen.read()))
+    images = np.random.default_rng(0).integers(256, size=(2, 64, 64, 3), dtype=np.uint8)
+    said = jax.jit(lambda model, images: model(images))
+    np.testing.assert_allclose(said(kept, images), said(model.resized(64), images), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -51,11 +51,10 @@ class Classification(Objective):
         if getattr(model, "distillation", "none") == "heads":
             raise UserError(
                 "model.distillation='heads' trains its second head on a teacher's answers, and there is no "
-                "teacher; model.distillation='token' trains the one head, and keeps the token"
+                "teacher: give config.objective.name='distillation' and config.objective.teacher, or "
+                "model.distillation='token', which trains the one head and keeps the token"
             )
-        factor, start = config.optimizer.average, config.optimizer.average_from
-        average = Momentum(polyak_share(factor, start)) if factor else None
-        return cls(config.loss.name, config.loss.label_smoothing, average)
+        return cls(**values_of(config))
 
     @staticmethod
     def judged(config: ConfigDict) -> str | None:
@@ -82,6 +81,13 @@ class Classification(Objective):
     def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         """Those that the papers count."""
         return count_multiply_adds(model)
+
+
+def values_of(config: ConfigDict) -> dict[str, Any]:
+    """The arguments of a `Classification` that the config gives."""
+    factor, start = config.optimizer.average, config.optimizer.average_from
+    average = Momentum(polyak_share(factor, start)) if factor else None
+    return dict(loss=config.loss.name, smoothing=config.loss.label_smoothing, average=average)
 
 
 def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:

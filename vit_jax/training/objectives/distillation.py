@@ -1,4 +1,4 @@
-"""Distillation of a frozen classifier (Hinton, Vinyals and Dean, 2015; 1503.02531)."""
+"""Distillation of a frozen classifier (Hinton, Vinyals and Dean, 2015; DeiT: Touvron et al., 2021)."""
 
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options import SHARE, Option, number, one_of
-from vit_jax.training.objectives.classification import Classification, correct
+from vit_jax.training.objectives.classification import Classification, correct, values_of
 from vit_jax.training.objectives.frozen import Frozen, teacher_of
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
 
@@ -36,6 +36,13 @@ class Distillation(Classification):
 
     - `soft`: t^2 KL(teacher || student), both distributions at the temperature t (1503.02531, section 2);
     - `hard`: the cross-entropy with the class that the teacher chooses (DeiT, 2012.12877, equation 3).
+
+    A ViT with a head of its own on its distillation token (`model.distillation='heads'`, DeiT) learns the
+    labels by its class token's head alone, and the teacher by the other one alone. As in DeiT's code it is
+    judged by the mean of both heads' logits.
+
+    The soft loss of an image is summed over the classes, as in both papers; DeiT's code takes the mean over them
+    besides, which is a thousandth of it on ImageNet.
 
     In evaluation the loss is the classification's alone.
 
@@ -66,10 +73,10 @@ class Distillation(Classification):
         *,
         frozen: ImageModel,
     ) -> "Distillation":
-        plain, values = Classification.make(config, model, steps, rngs), config.objective
-        if plain.loss != "softmax":
+        values = config.objective
+        if config.loss.name != "softmax":
             raise UserError(
-                f"config.loss.name={plain.loss!r} sums over classes that exclude no other; "
+                f"config.loss.name={config.loss.name!r} sums over classes that exclude no other; "
                 "config.objective.name='distillation' compares distributions over them: loss.name='softmax'"
             )
         if not frozen.num_classes:
@@ -85,18 +92,22 @@ class Distillation(Classification):
             values.distillation,
             values.distillation_share,
             values.distillation_temperature,
-            loss=plain.loss,
-            smoothing=plain.smoothing,
-            average=plain.average,
+            **values_of(config),
         )
 
     def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
-        """The loss of each image; how often teacher and student are right, and how often they agree."""
-        logits = model(batch["image"], now.rngs)
+        """The loss of each image; how often teacher and student are right, and how often they agree.
+
+        The student's answer is that of all its heads.
+        """
+        heads = model.each_head(batch["image"], now.rngs)
+        logits = sum(heads) / len(heads)
         said = self.frozen(batch["image"]).astype(jnp.float32)
-        losses = self.label_losses(logits, batch, now)
-        if now.rngs is not None:
-            losses = (1 - self.share) * losses + self.share * self.teacher_losses(logits, said)
+        if now.rngs is None:
+            losses = self.label_losses(logits, batch, now)
+        else:
+            losses = (1 - self.share) * self.label_losses(heads[0], batch, now)
+            losses += self.share * self.teacher_losses(heads[-1], said)
         return Loss(
             losses,
             {
