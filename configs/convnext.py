@@ -10,7 +10,7 @@ at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` goes on at 384 pixels 
 """
 
 from vit_jax.config import choose, named_values
-from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES, staged_model
+from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES, deit_like
 
 # Stochastic depth by task and model.
 SKIPPED = {
@@ -24,9 +24,7 @@ SKIPPED = {
 def get_config(argument=None):
     values, argument = named_values(argument, model="ConvNeXt-T", task="i1k", size="")
     model, task = values["model"], values["task"]
-    config = staged_model(
-        model, task, SKIPPED, int(values["size"] or (384 if task == "finetune_i1k" else 224))
-    )
+    config = deit_like(model, task, SKIPPED, int(values["size"] or (384 if task == "finetune_i1k" else 224)))
     config.optimizer.decay, config.optimizer.clip_norm = "matrices", 0.0
     config.optimizer.end_learning_rate = 1e-6
     if task.startswith("finetune"):

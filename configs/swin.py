@@ -12,7 +12,7 @@ windows than the checkpoint's, whose tables of positions are then resized.
 """
 
 from vit_jax.config import choose, named_values
-from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES, staged_model
+from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES, deit_like
 
 # Stochastic depth by task and model, and the size of images where it is not 224.
 SKIPPED = {
@@ -40,7 +40,7 @@ def get_config(argument=None):
     model, task = values["model"], values["task"]
     family, _, windows = model.partition("/")
     size = SIZES.get(f"{family.split('-')[0]}/{windows}", 224)
-    config = staged_model(model, task, SKIPPED, size)
+    config = deit_like(model, task, SKIPPED, size)
     # DeiT's augmentation without its repeated images and its average; timm leaves colours to the policy.
     config.augment.mixup, config.augment.cutmix = 0.8, 1.0
     config.optimizer.clip_norm = 5.0

@@ -71,6 +71,7 @@ OTHER_JOBS += (
     "bit_hyperrule",
     "convnext",
     "swin",
+    "deit",
 )
 
 
@@ -212,6 +213,7 @@ SMOKE = (
     "mae_finetune",
     "convnext",
     "swin",
+    "deit",
 )
 SMOKE = ("vit_s16_i1k", *(pytest.param(name, marks=pytest.mark.slow) for name in SMOKE))
 

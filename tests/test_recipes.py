@@ -358,6 +358,51 @@ def test_hyperrule_asks_for_the_number_of_a_folders_images():
         load("bit_hyperrule", "dataset=folder")
 
 
+# Epochs, batch, weight decay; rate and its floor; image, test images.
+DEIT = {
+    "model=ViT-Ti/16": (300, 1024, 0.05, 1e-3, 1e-5, 224, 256),
+    "model=ViT-B/16,teacher=hf://timm/teacher": (300, 1024, 0.05, 1e-3, 1e-5, 224, 256),
+    "model=ViT-B/16,task=finetune_i1k": (30, 512, 1e-8, 5e-6, 5e-6, 384, 438),
+}
+
+
+@pytest.mark.parametrize("argument", DEIT)
+def test_deit_config_holds_the_published_values(argument):
+    config = load("deit", argument)
+    check(config)
+    augment, optimizer, data, model = config.augment, config.optimizer, config.data, config.model
+    found = (
+        *(config.epochs, config.batch_size, optimizer.weight_decay, optimizer.learning_rate),
+        *(optimizer.end_learning_rate, data.image_size, data.test_resize),
+    )
+    assert found == pytest.approx(DEIT[argument])
+    assert optimizer.warmup_steps == round(5 * 1_281_167 / config.batch_size)
+    assert (optimizer.warmup_learning_rate, optimizer.clip_norm, optimizer.schedule) == (1e-6, 0.0, "cosine")
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
+    assert (augment.policy, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
+    assert (augment.erasing, augment.cutmix_share, config.loss.label_smoothing) == (0.25, 0.5, 0.1)
+    assert (data.crop, data.crop_area, data.repeats, data.test_crop) == (
+        *("random_resized", (0.08, 1.0)),
+        *(3, "short_side"),
+    )
+    assert (model.stochastic_depth, model.dropout, optimizer.average) == (0.1, None, 0.0)
+    tuned, taught = "finetune" in argument, "teacher" in argument
+    assert (model.initialization, model.gelu) == ((None, None) if tuned else ("deit", "erf"))
+    assert model.distillation == ("heads" if taught else None)
+    if taught:
+        wanted = ("distillation", "hard", 0.5, "hf://timm/teacher", "bfloat16")
+        values = config.objective
+        assert wanted == (
+            *(values.name, values.distillation, values.distillation_share),
+            *(values.teacher, values.teacher_dtype),
+        )
+
+
+def test_deit_config_names_what_has_no_recipe():
+    with pytest.raises(UserError, match="no recipe for 'ViT-L/16' and task=i1k"):
+        load("deit", "model=ViT-L/16")
+
+
 # Epochs, batch, weight decay; rate, its floor and start, warm-up; stochastic depth, image, test images.
 SWIN = {
     "model=Swin-T": (300, 1024, 0.05, 1e-3, 1e-5, 1e-6, 25_023, 0.2, 224, 256),

@@ -1,4 +1,4 @@
-"""Recipes that config files share: the paper's (tables 3 and 4), masked autoencoders, BiT, Swin, ConvNeXt.
+"""Recipes that config files share: the paper's (tables 3 and 4), masked autoencoders, BiT, DeiT and after.
 
 Rates are those of the papers, but the update that has one may be its neighbour: ours are counted from 1,
 those of vision_transformer, big_vision and PyTorch's schedulers from 0, as optimizer.count_from=0 does. It is
@@ -61,8 +61,8 @@ def masked_autoencoder(model: str) -> ConfigDict:
     return config
 
 
-def staged_model(model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int) -> ConfigDict:
-    """The values that Swin's and ConvNeXt's training on ImageNet share: DeiT's augmentation, cosine decay.
+def deit_like(model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int) -> ConfigDict:
+    """The values that training on ImageNet shares in DeiT, Swin and ConvNeXt: augmentation, cosine decay.
 
     Args:
       task: a key of `skipped`: `i21k` is on ImageNet-21k, the others on ImageNet-1k.

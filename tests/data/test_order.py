@@ -95,3 +95,26 @@ def test_mixture_goes_on_across_blocks():
 def test_share_below_a_block_is_refused():
     with pytest.raises(UserError, match="data.weights"):
         Order(0, (10, 10), (1.0, 1e-7))(np.arange(3))
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_repeats_are_the_first_images_of_each_epochs_permutation_in_a_row(epoch):
+    positions = np.arange(epoch * 60, (epoch + 1) * 60)
+    plain, repeated = Order(1, (60,))(positions), Order(1, (60,), repeats=3)(positions)
+    assert repeated.tolist() == np.repeat(plain[:20], 3).tolist()
+
+
+@given(st.integers(8, 500), st.integers(2, 4), st.integers(0, 10**6))
+def test_images_are_repeated_as_often_where_epochs_do_not_divide(size, repeats, turn):
+    groups = Order(0, (size,), repeats=repeats)(np.arange(turn * repeats, turn * repeats + size))
+    images = groups[: size // repeats * repeats].reshape(-1, repeats)
+    assert (images == images[:, :1]).all()
+
+
+def test_mixture_repeats_the_images_of_its_parts_and_meets_its_shares():
+    sizes, weights = (40, 9), (0.6, 0.4)
+    positions = np.arange(3000)
+    once, thrice = Order(0, sizes, weights)(positions), Order(0, sizes, weights, 3)(positions)
+    assert ((once >= 40)[:1000] == (thrice >= 40)[::3]).all()
+    assert (thrice.reshape(-1, 3) == thrice[::3, None]).all()
+    assert len({*thrice.tolist()}) == 49

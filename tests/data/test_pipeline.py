@@ -134,6 +134,18 @@ def test_starting_at_a_step_is_skipping_to_it(step):
     assert_equal(train(count=1, first_step=step)[0], train(count=10)[step])
 
 
+def test_repeats_are_augmented_anew_and_the_same_from_any_step_for_any_process():
+    batches = train(count=6, repeats=3)
+    seen, images = labels(batches), np.concatenate([batch["image"] for batch in batches])
+    assert seen[:36] == np.repeat(labels(train(count=2))[:12], 3).tolist()
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (images[one::3] != images[other::3]).any(axis=(1, 2, 3)).mean() > 0.8
+    assert_equal(train(count=1, first_step=4, repeats=3)[0], batches[4])
+    parts = [train(count=6, repeats=3, rows=rows) for rows in np.arange(8).reshape(2, -1)]
+    joined = [np.concatenate([part[k]["image"] for part in parts]) for k in range(6)]
+    np.testing.assert_array_equal(np.concatenate(joined), images)
+
+
 def test_start_far_into_training_is_at_once():
     (batch,) = train(count=1, first_step=10**9)
     assert batch["image"].shape == (8, 8, 8, 3)

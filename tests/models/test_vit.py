@@ -282,6 +282,17 @@ def test_initial_values_can_be_those_of_masked_autoencoders():
     assert not np.any(block.mlp.fc1.bias[...]) and not np.any(block.mlp.fc2.bias[...])
 
 
+def test_initial_values_can_be_deits():
+    model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="deit")
+    block = model.blocks["05"]
+    for kernel in (block.attention.qkv.kernel, block.attention.out.kernel, block.mlp.fc2.kernel):
+        assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.01)
+    for values in (model.patch_embedding.kernel[...], model.patch_embedding.bias[...]):
+        assert 0.95 < np.abs(values).max() * np.sqrt(768) <= 1
+        assert np.std(values) == pytest.approx(np.sqrt(1 / 768 / 3), rel=0.1)
+    assert not np.any(block.mlp.fc1.bias[...])
+
+
 def test_no_two_parameters_begin_alike():
     model = vit_jax.create_model("ViT-Ti/4", **TINY)
     kernels = [

@@ -154,6 +154,15 @@ def test_mixing_is_that_of_numpy(name, share):
     np.testing.assert_allclose(batch_targets(mixed, 5, name), expected, atol=1e-6)
 
 
+def test_repeats_of_an_image_are_mixed_with_another_one():
+    rows = jnp.arange(12) // 3
+    batch = {"image": jnp.broadcast_to(rows[:, None, None, None] / 4, (12, 2, 2, 3)), "labels": rows[:, None]}
+    mixed = augment(batch, jax.random.key(0), mixup=0.8, repeats=3)
+    np.testing.assert_array_equal(mixed["partner_labels"][:, 0], np.roll(rows, 3))
+    expected = np.roll(rows, 3) + np.asarray(mixed["share"]) * (rows - np.roll(rows, 3))
+    np.testing.assert_allclose(4 * mixed["image"][:, 0, 0, 0], expected, atol=1e-5)
+
+
 def test_cut_images_share_by_the_area_that_is_left():
     batch = make_batch()
     weights = np.ones((8, 6), np.float32)

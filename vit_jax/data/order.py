@@ -2,7 +2,9 @@
 
 Position n is that of the n-th example since the start of training. An epoch is a permutation of
 the data set, another one each time. Mixtures with given shares interleave one such sequence for
-each part.
+each part. With repeated augmentation (Hoffer et al., 2020; 1901.09335) each image takes several
+positions in a row, and an epoch of as many positions as before is of so many times fewer images, as
+in DeiT's code: the first of another permutation each time.
 """
 
 import dataclasses
@@ -24,26 +26,34 @@ class Order:
     Args:
       sizes: examples of each part.
       weights: shares of the parts, of any sum; None for one permutation over all parts.
+      repeats: positions in a row that each example takes.
     """
 
     seed: int
     sizes: tuple[int, ...]
     weights: tuple[float, ...] | None = None
+    repeats: int = 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """Indices into the joined parts, of int64 positions from 0 up to 2^62."""
+        turns = positions // self.repeats
         if self.weights is None:
-            return _epochs(positions, sum(self.sizes), self.seed, 0)
-        indices = np.empty_like(positions)
-        waiting, turns, left = np.arange(len(positions)), positions, BLOCK
+            return self._epochs(turns, sum(self.sizes), 0)
+        indices = np.empty_like(turns)
+        waiting, left = np.arange(len(turns)), BLOCK
         for part, quota in enumerate(self._quotas()):
             # Of the turns that earlier parts left, this one takes `quota` of `left`, evenly spread.
             before, after = _scaled(turns, quota, left), _scaled(turns + 1, quota, left)
             mine = after > before
             start = sum(self.sizes[:part])
-            indices[waiting[mine]] = start + _epochs(before[mine], self.sizes[part], self.seed, part)
+            indices[waiting[mine]] = start + self._epochs(before[mine], self.sizes[part], part)
             waiting, turns, left = waiting[~mine], (turns - before)[~mine], left - quota
         return indices
+
+    def _epochs(self, turns: np.ndarray, size: int, part: int) -> np.ndarray:
+        """Indices into a part, at its own turns, each of which is `repeats` positions."""
+        epoch, place = np.divmod(turns * self.repeats, size)
+        return permute(place // self.repeats, size, self.seed, part, epoch)
 
     def _quotas(self) -> np.ndarray:
         """Positions of each part in a block: its share, rounded so that the sum is a block."""
@@ -58,11 +68,6 @@ def _scaled(numbers: np.ndarray, by: int, of: int) -> np.ndarray:
     """`numbers * by // of`, which itself could overflow."""
     whole, rest = np.divmod(numbers, of)
     return whole * by + rest * by // of
-
-
-def _epochs(positions: np.ndarray, size: int, seed: int, part: int) -> np.ndarray:
-    epoch, place = np.divmod(positions, size)
-    return permute(place, size, seed, part, epoch)
 
 
 def permute(places: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:

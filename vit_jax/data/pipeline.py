@@ -27,7 +27,7 @@ from vit_jax.data.preprocess import TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.data.views import Augmentation, Picture
 from vit_jax.errors import UserError
-from vit_jax.options import Option, whole
+from vit_jax.options import Option, unless, whole
 
 Batch = dict[str, np.ndarray]
 
@@ -36,6 +36,15 @@ MAX_REPLACEMENTS = 100  # Neighbours tried in the place of an unreadable image.
 FEW_IMAGES = 5000  # Fewer are read before worker processes, which take seconds to start, would be ready.
 
 OPTIONS = {
+    "data.repeats": Option(
+        1,
+        whole(1, 2**10),
+        "Times in a row that training sees an image, each time augmented anew; so many fewer make an epoch.",
+        fits=lambda value, config: unless(
+            value == 1 or 2 * value <= config.batch_size,
+            f"at most half of batch_size = {config.batch_size}: images are mixed with others of their batch",
+        ),
+    ),
     "data.workers": Option(
         None,
         whole(0, 1024),
@@ -76,6 +85,7 @@ def training_batches(
     threads: int | None = None,
     augment: Augmentation | None = None,
     views: Sequence[Picture] = (),
+    repeats: int = 1,
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
     """Yields endless training batches from step `first_step` on.
@@ -88,6 +98,7 @@ def training_batches(
         batches must be copied.
       augment: applied to the crop, uint8 to uint8.
       views: the pictures of each image, in place of one by `crop` and `augment`.
+      repeats: positions in a row that an image takes, each with an augmentation of its own.
       rows: the rows of each batch that this process reads, in order; None for all.
 
     Yields:
@@ -98,7 +109,7 @@ def training_batches(
     Raises:
       UserError: too many unreadable images in a row.
     """
-    order = Order(seed, source.sizes, source.weights)
+    order = Order(seed, source.sizes, source.weights, repeats)
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 

@@ -62,12 +62,18 @@ def lecun() -> Initializer:
 def uniform(limit: float) -> Initializer:
     """Uniform values from -limit to limit."""
 
-    def draw(generator, out):
-        generator.random(out=out, dtype=np.float32)
-        out *= 2 * limit
-        out -= limit
+    return _initializer(lambda generator, out: _fill_evenly(generator, out, limit))
 
-    return _initializer(draw)
+
+def torch_convolution() -> Initializer:
+    """Uniform values of variance 1 / (3 inputs), as PyTorch starts convolutions."""
+    return _initializer(lambda generator, out: _fill_evenly(generator, out, _fans(out.shape)[0] ** -0.5))
+
+
+def _fill_evenly(generator: np.random.Generator, out: np.ndarray, limit: float) -> None:
+    generator.random(out=out, dtype=np.float32)
+    out *= 2 * limit
+    out -= limit
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -117,9 +123,9 @@ SCHEMES = {
     "mae": Scheme(
         xavier(dense=True), lambda inputs: uniform(inputs**-0.5), xavier(), jax.nn.initializers.zeros
     ),
-    # Swin's authors' in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch starts convolutions.
-    "swin": Scheme(
-        normal(0.02),
+    # DeiT's and Swin's in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch's convolutions.
+    "deit": Scheme(
+        torch_convolution(),
         lambda inputs: uniform(inputs**-0.5),
         normal(0.02),
         jax.nn.initializers.zeros,

@@ -400,7 +400,7 @@ class Swin(ImageModel):
             gelu="erf",
             dropout=dropout,
             epsilon=EPSILON,
-            scheme=initializers.SCHEMES["swin"],
+            scheme=initializers.SCHEMES["deit"],
             dtype=jnp.dtype(dtype),
         )
         self._make_stem(given, stack, rngs)

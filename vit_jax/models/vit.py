@@ -82,7 +82,7 @@ ARGUMENTS = {
     "attention_dropout": number(least=0, below=1),
     "uniform_depth": flag(),
     "depth_by": one_of("image", "subset"),
-    "initialization": one_of("flax", "mae"),
+    "initialization": one_of("flax", "mae", "deit"),
     "scan": flag(),
 }
 
@@ -143,7 +143,7 @@ OPTIONS = {
     "model.initialization": Option(
         None,
         ARGUMENTS["initialization"],
-        "How kernels and biases start: as the paper's, or as masked autoencoders'.",
+        "How kernels and biases start: as the paper's, as masked autoencoders', or as DeiT's.",
     ),
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
 }
@@ -215,8 +215,8 @@ class ViT(TokenModel):
         of consecutive images (`dropout.subset_sizes`), so that a device with whole groups needs no others.
         A rate is met to the nearest image of a group: one that drops less than half an image drops none.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training); its kernel is zero.
-      initialization: how kernels and biases start: `flax`, as the paper's, or `mae`, as masked autoencoders'
-        in PyTorch.
+      initialization: how kernels and biases start: `flax`, as the paper's, or as those of masked
+        autoencoders, `mae`, or DeiT, `deit`, in PyTorch.
       norm_epsilon: of the norms.
       remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
         products with parameters; `full`, all but each layer's input (Chen et al., 2016).

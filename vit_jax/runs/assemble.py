@@ -218,6 +218,7 @@ def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable
         batch_size=config.batch_size,
         first_step=first_step,
         views=pictures(config),
+        repeats=config.data.repeats,
         workers=config.data.workers,
         threads=config.data.threads,
         rows=local_rows(mesh, config.batch_size),

@@ -37,6 +37,7 @@ def augment(
     mixup: float = 0.0,
     cutmix: float = 0.0,
     cutmix_share: float = 0.5,
+    repeats: int = 1,
 ) -> dict[str, jax.Array]:
     """A batch with what is on done to it: flips, then random erasing, then mixup or CutMix.
 
@@ -46,6 +47,7 @@ def augment(
       erasing: probability for each image.
       mixup, cutmix: alpha of each; 0 is off.
       cutmix_share: of the batches, where both are on.
+      repeats: rows in a row that may be of one image, which is not mixed with itself.
 
     Returns:
       `image`, still uint8 if only flipped (a quarter of the memory), else float32 in [-1, 1];
@@ -59,7 +61,7 @@ def augment(
         batch = batch | {"image": random_erasing(to_floats(batch["image"]), _fold(key, "erasing"), erasing)}
     if mixup or cutmix:
         size = batch["image"].shape[1:3]
-        batch = mix(batch, mixing_weights(key, size, mixup, cutmix, cutmix_share))
+        batch = mix(batch, mixing_weights(key, size, mixup, cutmix, cutmix_share), repeats)
     return batch
 
 
@@ -139,10 +141,13 @@ def cutmix_weights(key: jax.Array, size: tuple[int, int], alpha: float) -> jax.A
     return 1.0 - (inside(keys[1], size[0])[:, None] & inside(keys[2], size[1]))
 
 
-def mix(batch: dict[str, jax.Array], weights: jax.Array) -> dict[str, jax.Array]:
-    """Each image times `weights` `[height, width]`, plus the one before it in the batch times the rest."""
+def mix(batch: dict[str, jax.Array], weights: jax.Array, repeats: int = 1) -> dict[str, jax.Array]:
+    """Each image times `weights` `[height, width]`, plus its partner times the rest.
+
+    That is the image before it in the batch, or so many rows before it as may be of one image.
+    """
     images, labels = to_floats(batch["image"]), batch["labels"]
-    partners, partner_labels = jnp.roll(images, 1, axis=0), jnp.roll(labels, 1, axis=0)
+    partners, partner_labels = jnp.roll(images, repeats, axis=0), jnp.roll(labels, repeats, axis=0)
     share = weights.mean()
     larger = share >= 0.5
     return batch | {

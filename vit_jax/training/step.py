@@ -194,6 +194,7 @@ def make_train_step(
         mixup=mixup,
         cutmix=values.cutmix,
         cutmix_share=values.cutmix_share,
+        repeats=config.data.repeats,
     )
 
     gradients = make_gradients(graphdef, objective, config, mesh)
