@@ -108,8 +108,7 @@ class ImageModel(nnx.Module):
           UserError: images of another shape or type; nothing of that name can be captured.
         """
         with self.capturing(capture) as found:
-            x = self.features(images, rngs)
-        logits = x if self.head is None else self.head(x)
+            (logits,) = self.each_head(images, rngs)
         return (logits, found) if capture else logits
 
     def features(self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
@@ -127,7 +126,8 @@ class ImageModel(nnx.Module):
 
         Models have one head, but for a ViT with a head on its distillation token besides, the last one.
         """
-        return (self(images, rngs),)
+        x = self.features(images, rngs)
+        return (x if self.head is None else self.head(x),)
 
     def capturing(self, names: Sequence[str]) -> AbstractContextManager[dict[str, list[jax.Array]]]:
         """Collects intermediate results of these names while it is entered.
