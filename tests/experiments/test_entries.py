@@ -15,6 +15,7 @@ from vit_jax.models import abstract, count_multiply_adds, model_factory
 from vit_jax.runs.jobs import Outcome
 
 ENTRIES = (
+    "deit",
     "figure2",
     "figure9",
     "figure13",
@@ -64,7 +65,7 @@ def test_entry_goes_from_its_stages_to_a_table_and_a_finding(name, made_up, tmp_
     assert text.rstrip().splitlines()[-1].endswith(".")  # The finding.
 
 
-@pytest.mark.parametrize("name", [*sorted({*ENTRIES} - {"followups", "grid"}), "objectnet"])
+@pytest.mark.parametrize("name", [*sorted({*ENTRIES} - {"deit", "followups", "grid"}), "objectnet"])
 def test_entry_at_the_papers_scale_makes_its_table(name, made_up, tmp_path):
     rows = [line for line in conducted(name, "paper", tmp_path / "out").splitlines() if line.startswith("| ")]
     assert made_up and len(rows) > 2

@@ -40,6 +40,7 @@ def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_pat
 
     def config_of(teacher):
         values = {"objective.name": "distillation", "objective.teacher": str(teacher)}
+        values |= {"model.distillation": "heads", "data.repeats": 3}
         return small(steps=4, evaluate_every=4, **{"optimizer.average": 0.5}, **values)
 
     config = config_of(tmp_path / "teacher")

@@ -38,8 +38,8 @@ class Distillation(Classification):
     - `hard`: the cross-entropy with the class that the teacher chooses (DeiT, 2012.12877, equation 3).
 
     A ViT with a head of its own on its distillation token (`model.distillation='heads'`, DeiT) learns the
-    labels by its class token's head alone, and the teacher by the other one alone. It is judged by the mean of
-    both heads' logits, as in DeiT's code; the paper adds up their probabilities.
+    labels by its class token's head alone, and the teacher by the other one alone. It is judged by the mean
+    of both heads' logits, as in DeiT's code; the paper adds up their probabilities.
 
     The soft loss is summed over the classes, as in both papers; DeiT's code takes the mean over them, on
     ImageNet a thousandth of it.
