@@ -7,6 +7,7 @@ Google's format, or a new folder for Transformers, or for timm where Transformer
 `--to` chooses.
 """
 
+import math
 import re
 import tempfile
 from collections import Counter
@@ -22,7 +23,7 @@ from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.torch_files import is_torch_file, unpack
 from vit_jax.runs.workdir import open_any
-from vit_jax.save import check_destination, library_of
+from vit_jax.save import check_destination, library_of, objective_beside
 
 flags.DEFINE_enum("to", None, sorted(WRITTEN), "format to write")
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
@@ -35,9 +36,10 @@ flags.DEFINE_enum(
     ["google", "timm"],
     "small constants of a ResNet's norms, where the formats do not agree",
 )
+flags.DEFINE_enum("position", None, ["1d"], "writes fixed positions as a table that is learned")
 flags.DEFINE_float("norm_epsilon", None, "small constant of the layer norms, where the formats do not agree")
 
-_OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "resnet_epsilons")
+_OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "position", "resnet_epsilons")
 
 
 def main(arguments: list[str]) -> None:
@@ -65,6 +67,7 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     library = flags.FLAGS.to or library_of(destination, checkpoint.model, values)
     check_destination(destination, library)
     same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
+    objective, shapes = objective_beside(checkpoint, values, library)
     written = save(
         destination,
         library,
@@ -73,11 +76,17 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
         lambda path: sources[path](),
         checkpoint.preprocessing,
         checkpoint.class_names if same_head else (),
+        objective,
+        shapes,
     )
     for line in _mapping(checkpoint.mapped, written):
         print(line)
     for line in done.describe():
         print(line)
+    if checkpoint.objective:
+        what = f"{checkpoint.objective.name}'s own parameters"
+        count = sum(map(math.prod, shapes.values()))
+        print(f"kept: {what}, {count:,}" if objective else f"left out, for want of a place: {what}")
     for line in lost(checkpoint.preprocessing, values["image_size"], library):
         print(f"note: not written: {line}")
     print(f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit")

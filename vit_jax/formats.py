@@ -13,7 +13,7 @@ from vit_jax.config import VALUES, from_json, leaves
 from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
 
-FORMAT = 2
+FORMAT = 3
 
 
 def saved_config(text: str, format: int) -> ConfigDict:
@@ -26,6 +26,8 @@ def saved_config(text: str, format: int) -> ConfigDict:
     config = from_json(text)
     if format < 2:
         config.update_from_flattened_dict(_format_1(config))
+    if format < 3:
+        config.update_from_flattened_dict(_format_2(config))
     return config
 
 
@@ -41,6 +43,12 @@ def _format_1(config: ConfigDict) -> dict[str, Any]:
     return meant
 
 
+def _format_2(config: ConfigDict) -> dict[str, Any]:
+    """The values that a config's text meant until format 2, where that differs."""
+    starts = config.finetune.checkpoint is not None and config.objective.name in ("mae", "masked_patch")
+    return {"finetune.objective": "new"} if starts else {}
+
+
 def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, list[str]]:
     """The config with which a run goes on that began with the text `text`, and what differs from `config`.
 
@@ -54,7 +62,8 @@ def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, lis
         raise UserError(f"the run is of format {format}, and this vit_jax knows {FORMAT}: use a newer one")
     if format == FORMAT:
         return config, []
-    _check_what_is_gone(from_json(text))
+    if format < 2:
+        _check_what_is_gone(from_json(text))
     saved, given = dict(leaves(saved_config(text, format))), dict(leaves(config))
     known = dict(leaves(ConfigDict(json.loads(text))))
     kept = {

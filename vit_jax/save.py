@@ -6,8 +6,18 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import LIBRARIES, WRITTEN, complete, fit, params_of, save
+from vit_jax.interop.checkpoint import (
+    LIBRARIES,
+    WRITTEN,
+    Checkpoint,
+    ObjectiveParams,
+    complete,
+    fit,
+    params_of,
+    save,
+)
 from vit_jax.models.image_model import ImageModel
+from vit_jax.runs.warm_start import objective_shapes
 from vit_jax.runs.workdir import absolute, open_any
 
 
@@ -16,7 +26,8 @@ def save_model(
 ) -> Path:
     """Writes a model, with its preprocessing and its class names where the format can hold them.
 
-    What was written is read back and compared, bit for bit.
+    What was written is read back and compared, bit for bit. Of a checkpoint what its objective has is written
+    too, such as mae's decoder, where the library has a place for it.
 
     Args:
       model: of `load_model` or `create_model`, with its parameters as they are now; or a checkpoint, what
@@ -37,7 +48,7 @@ def save_model(
             raise UserError("save_model takes a model of vit_jax.load_model or vit_jax.create_model")
         if changes:
             raise UserError(f"{', '.join(changes)}: only a checkpoint is changed while it is saved")
-        about, kind = model.about, type(model)
+        about, kind, checkpoint = model.about, type(model), None
         values, params = complete(kind, about.arguments), params_of(model)
         preprocessing, class_names = about.preprocessing, about.class_names
 
@@ -56,8 +67,25 @@ def save_model(
     destination = absolute(path)
     library = library or library_of(destination, kind, values)
     check_destination(destination, library)
-    save(destination, library, kind, values, read, preprocessing, class_names)
+    objective = objective_beside(checkpoint, values, library) if checkpoint else (None, {})
+    save(destination, library, kind, values, read, preprocessing, class_names, *objective)
     return destination
+
+
+def objective_beside(
+    checkpoint: Checkpoint, values: dict[str, Any], library: str
+) -> tuple[ObjectiveParams | None, dict[str, tuple[int, ...]]]:
+    """The parameters of an objective that a checkpoint has and the library has a place for, and their shapes.
+
+    Args:
+      values: the model's arguments, all of them.
+    """
+    own, model = checkpoint.objective, checkpoint.model
+    if own is None:
+        return None, {}
+    shapes = objective_shapes(own, model, values)
+    held = LIBRARIES[library].writes_objective(model, values, own.name, own.values)
+    return (own, shapes) if held else (None, {})
 
 
 def library_of(destination: Path, model: type[ImageModel], values: dict[str, Any]) -> str:

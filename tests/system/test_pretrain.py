@@ -69,6 +69,22 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
     assert all(0.25 <= share < 0.45 for share in shares), shares
 
 
+def test_pretraining_goes_on_from_a_run_with_its_decoder(run, pretrained, tmp_path):
+    """By the loss of the same test images, of which the same patches are hidden."""
+    workdir, printed = pretrained
+    still = "--config.steps=1", "--config.optimizer.warmup_steps=0", "--config.optimizer.learning_rate=1e-12"
+    go_on = *SMALL_MAE, *still, f"--config.finetune.checkpoint={workdir}", "--config.model.name="
+    losses = {}
+    for start in ("kept", "new"):
+        result = run(*go_on, f"--config.finetune.objective={start}", f"--workdir={tmp_path / start}")
+        assert result.returncode == 0, result.stderr
+        assert re.search(f"^from     {start}: mae's own parameters, [a-z0-9,]+$", result.stdout, re.MULTILINE)
+        losses[start] = float(re.search(r"test loss ([0-9.]+)", result.stdout)[1])
+    final = float(re.findall(r"test loss ([0-9.]+)", printed)[-1])
+    assert losses["kept"] == pytest.approx(final, abs=1e-4)
+    assert losses["new"] > final + 0.01
+
+
 @pytest.mark.slow
 def test_model_that_is_loaded_has_nothing_of_the_objective(pretrained):
     model = vit_jax.load_model(pretrained[0], say=str)

@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop import google, open_clip, timm, transformers
 from vit_jax.interop.layout import Entry, entries
-from vit_jax.interop.library import TRAINING_ONLY
+from vit_jax.interop.library import TRAINING_ONLY, ObjectiveFormat, Tensors
 from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_patches, resize_positions
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import (
@@ -53,6 +54,15 @@ _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErro
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
 
 
+class ObjectiveParams(NamedTuple):
+    """Parameters somewhere that an objective of training has beside a model's."""
+
+    name: str  # Of the objective.
+    values: dict[str, Any]  # Of `config.objective`, as far as the checkpoint says them.
+    # Turns shapes by our path into the reading of each parameter. It raises UserError where they are others.
+    sources: Callable[[dict[str, tuple[int, ...]]], dict[str, Callable[[], np.ndarray]]]
+
+
 class Checkpoint(NamedTuple):
     """Parameters somewhere, and the model that they are of."""
 
@@ -66,6 +76,7 @@ class Checkpoint(NamedTuple):
     assumed: str = ""  # What the files do not say, in words.
     preprocessing: Preprocessing | None = None  # What the model should see of an image, where they say it.
     class_names: tuple[str, ...] = ()  # Of all classes, or none.
+    objective: ObjectiveParams | None = None  # What else of training it holds.
 
     def describe(self) -> str:
         """One line."""
@@ -77,6 +88,7 @@ class Checkpoint(NamedTuple):
             f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels{self._statistics()}, {head}"
             + (f", computes in {dtype}" if (dtype := self.arguments["dtype"]) != "float32" else "")
             + (f"; assumed: {self.assumed}" if self.assumed else "")
+            + (f"; beside it the parameters of {self.objective.name} itself" if self.objective else "")
         )
 
     def _statistics(self) -> str:
@@ -124,7 +136,9 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
             raise UserError(f"{path} is said to have {layers:,} layers, but has {len(tensors):,} tensors")
         _, shapes = skeleton(model, values)
         mapped = entries(form.rules(values), shapes, library.title)
+        tensors, own = _apart(form.objective, tensors)
         _check(path, mapped, tensors)
+        objective = _objective_params(path, library.title, form.objective, own, config)
     except UserError:
         raise
     except _MALFORMED as error:
@@ -137,7 +151,34 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         entry = by_path[wanted]
         return entry.join([tensors[name].read() for name in entry.names])
 
-    return Checkpoint(str(path), library.title, model, values, shapes, read, mapped, assumed, seen, names)
+    return Checkpoint(
+        str(path), library.title, model, values, shapes, read, mapped, assumed, seen, names, objective
+    )
+
+
+def _apart(form: ObjectiveFormat | None, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """The tensors of the model, and those of an objective beside it."""
+    own = {name: x for name, x in tensors.items() if form and re.match(form.owns, name)}
+    return {name: x for name, x in tensors.items() if name not in own}, own
+
+
+def _objective_params(
+    path: Path, title: str, form: ObjectiveFormat | None, own: Tensors, config: dict
+) -> ObjectiveParams | None:
+    """The parameters of an objective, by their tensors; None where there are none."""
+    if form is None or not own:
+        return None
+
+    def sources(shapes):
+        tensors, mapped = form.rename(own, config), entries(form.rules, shapes, title)
+        _check(path, mapped, tensors)
+        return {entry.path: functools.partial(read, tensors, entry) for entry in mapped}
+
+    def read(tensors, entry):
+        array = entry.join([tensors[name].read() for name in entry.names])
+        return _finite(array, f"{path}: {form.name}'s {entry.path}")
+
+    return ObjectiveParams(form.name, form.values(own, config), sources)
 
 
 def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
@@ -333,14 +374,18 @@ def read_finite(checkpoint: Checkpoint, path: str) -> np.ndarray:
     Raises:
       UserError: it holds a NaN or an infinity.
     """
-    values = checkpoint.read(path)
+    return _finite(checkpoint.read(path), f"{checkpoint.place}: {path}")
+
+
+def _finite(values: np.ndarray, what: str) -> np.ndarray:
+    """The same values; raises UserError where one is a NaN or an infinity."""
     library = np if isinstance(values, np.ndarray) else jnp  # What is on a device is looked at there.
     flat = values.reshape(-1)
     # The product passes over the values once and keeps nothing; of finite ones it may overflow.
     with np.errstate(over="ignore", invalid="ignore"):
         product = library.dot(flat, flat)
     if not np.isfinite(product) and not library.isfinite(flat).all():
-        raise UserError(f"{checkpoint.place}: {path} holds values that are not finite (NaN or infinity)")
+        raise UserError(f"{what} holds values that are not finite (NaN or infinity)")
     return values
 
 
@@ -412,6 +457,8 @@ def save(
     read: Callable[[str], np.ndarray],
     preprocessing: Preprocessing | None = None,
     class_names: Sequence[str] = (),
+    objective: ObjectiveParams | None = None,
+    objective_shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> list[Entry]:
     """Writes a model's parameters in another library's format, and reads them back to be sure.
 
@@ -423,6 +470,8 @@ def save(
       preprocessing: what the model should see of an image; None: 7/8 of the short side, bilinear. Google's
         format cannot hold it, nor the names.
       class_names: of all classes, or none.
+      objective: what of training is written beside the model; the library must have a place for it.
+      objective_shapes: of its parameters, by our path.
 
     Raises:
       UserError: the format cannot hold the model or one of its options, or the destination exists.
@@ -430,12 +479,23 @@ def save(
     written_by = LIBRARIES[library]
     form = written_by.format_of(model, values)
     _, shapes = skeleton(model, values)
-    files = written_by.files(form.describe(values), values, preprocessing, class_names)
+    described = form.describe(values)
     mapped = form.number(entries(form.rules(values), shapes, written_by.title), values)
     arrays = {}
     for entry in mapped:
         arrays |= entry.split(np.asarray(read(entry.path)))
     arrays = form.finish(arrays, values)
+    own = {}
+    if objective:
+        own = {path: source() for path, source in objective.sources(objective_shapes).items()}
+        prefix = form.objective.prefix
+        mapped = [entry._replace(names=tuple(prefix + name for name in entry.names)) for entry in mapped]
+        described |= form.objective.describe(values, objective.values)
+        arrays = {prefix + name: array for name, array in arrays.items()}
+        for entry in entries(form.objective.rules, objective_shapes, written_by.title):
+            arrays |= entry.split(np.asarray(own[entry.path]))
+        arrays |= form.objective.finish(values, objective.values)
+    files = written_by.files(described, values, preprocessing, class_names)
     with whole(destination) as temporary:
         if files is None:
             write_npz(temporary, arrays)
@@ -444,7 +504,10 @@ def save(
             write_safetensors(temporary / "model.safetensors", arrays)
             for name, content in files.items():
                 (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
-        _compare(open_checkpoint(temporary, values["image_size"]), written_by.title, model, values, read)
+        again = open_checkpoint(temporary, values["image_size"])
+        _compare(again, written_by.title, model, values, read)
+        if objective:
+            _compare_objective(again.objective, written_by.title, objective.values, own)
     return mapped
 
 
@@ -468,6 +531,17 @@ def _compare(written: Checkpoint, library: str, model: type, values: dict, read)
     for path in written.shapes:
         if not np.array_equal(written.read(path), np.asarray(read(path)), equal_nan=True):
             raise UserError(f"{library} does not hold {path} exactly")
+
+
+def _compare_objective(written: ObjectiveParams, library: str, values: dict, own: dict) -> None:
+    """Raises UserError unless an objective's parameters and values are what was written, bit for bit."""
+    for name, value in written.values.items():
+        if values.get(name, value) != value:
+            raise UserError(f"{library} cannot say config.objective.{name}={values[name]!r}")
+    sources = written.sources({path: array.shape for path, array in own.items()})
+    for path, array in own.items():
+        if not np.array_equal(sources[path](), array):
+            raise UserError(f"{library} does not hold {written.name}'s {path} exactly")
 
 
 def _flag(value) -> str:

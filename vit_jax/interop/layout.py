@@ -85,6 +85,16 @@ def torch_norm(ours: str, theirs: str) -> tuple[Rule, Rule]:
     return Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")
 
 
+def moved(rules: Iterable[Rule], start: str, other: str) -> tuple[Rule, ...]:
+    """The rules whose names begin with `start`, these beginning with another start instead."""
+    found = []
+    for rule in rules:
+        names = (rule.names,) if isinstance(rule.names, str) else rule.names
+        if all(name.startswith(start) for name in names):
+            found.append(rule._replace(names=tuple(other + name.removeprefix(start) for name in names)))
+    return tuple(found)
+
+
 def count_units(names: Iterable[str], pattern: str, first: int) -> tuple[int, ...]:
     """Units in each stage of a model; `pattern` finds stage and unit, counted from `first`, in a name."""
     units = {}

@@ -34,6 +34,33 @@ TRAINING_ONLY = {
 TRAINING_ONLY |= {"remat", "scan", "dtype"}
 
 
+class ObjectiveFormat(NamedTuple):
+    """A library's way to write what an objective of training has beside a model, such as a decoder.
+
+    Attributes:
+      name: of the objective, as in `config.objective.name`.
+      owns: regular expression of how its tensors' names start.
+      values: those of `config.objective` that tensors and a `config.json` say.
+      rename: brings its tensors to the names that `rules` knows. It raises UserError for tensors that the
+        objective would compute otherwise with.
+      rules: the names of its parameters.
+      describe: what `config.json` says of a model with such parameters, by the model's arguments and the
+        values of `config.objective`. It raises UserError for what the library does not have; None: nothing is
+        written.
+      finish: the tensors that are written besides, by the same two.
+      prefix: of the model's names where the objective's are beside them.
+    """
+
+    name: str
+    owns: str
+    values: Callable[[Tensors, dict], Values]
+    rename: Callable[[Tensors, dict], Tensors]
+    rules: Sequence[Rule]
+    describe: Callable[[Values, Values], dict] | None = None
+    finish: Callable[[Values, Values], Arrays] = lambda values, said: {}
+    prefix: str = ""
+
+
 class Format(NamedTuple):
     """A library's way to write the models of one family: the family's file in its folder ends with one.
 
@@ -49,6 +76,7 @@ class Format(NamedTuple):
       number: changes the names of the entries to write.
       finish: changes the arrays to write.
       holds: whether a model of the family, by its arguments, belongs in this format, where there are several.
+      objective: what of training such files may hold beside the model; None: nothing.
     """
 
     model: type[ImageModel]
@@ -60,6 +88,7 @@ class Format(NamedTuple):
     number: Callable[[list[Entry], Values], list[Entry]] = lambda entries, values: entries
     finish: Callable[[Arrays, Values], Arrays] = lambda arrays, values: arrays
     holds: Callable[[Values], bool] = lambda values: True
+    objective: ObjectiveFormat | None = None
 
 
 class Library(NamedTuple):
@@ -116,6 +145,22 @@ class Library(NamedTuple):
         """True where the library can describe a model of a class with these arguments."""
         try:
             self.format_of(model, values).describe(values)
+        except UserError:
+            return False
+        return True
+
+    def writes_objective(self, model: type[ImageModel], values: Values, name: str, said: Values) -> bool:
+        """True where the library has a place beside such a model for an objective's parameters.
+
+        Args:
+          name: of the objective.
+          said: values of `config.objective`.
+        """
+        known = self.format_of(model, values).objective
+        if known is None or known.name != name or known.describe is None:
+            return False
+        try:
+            known.describe(values, said)
         except UserError:
             return False
         return True

@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.position import interpolation
+from vit_jax.interop.tensor_files import Tensor
+from vit_jax.models.position import interpolation, sincos2d
 from vit_jax.models.resnet import resnet_stride
 
 
@@ -87,6 +88,28 @@ def _bilinear(old: int, new: int) -> np.ndarray:
     """The weights `[new, old]` by which an axis of a picture is resized bilinearly, without smoothing."""
     centres = np.clip((np.arange(new)[:, None] + 0.5) * (old / new) - 0.5, 0, old - 1)
     return np.maximum(0, 1 - np.abs(centres - np.arange(old)))
+
+
+def fixed_table(grid: tuple[int, int], dim: int) -> np.ndarray:
+    """Masked autoencoders' positions as their files have them, `[1, 1 + rows * columns, dim]`: zeros of the
+    class token first."""
+    return np.pad(sincos2d(grid, dim, "sincos2d_mae"), ((1, 0), (0, 0)))[None]
+
+
+def is_fixed(table: Tensor, grid: tuple[int, int] | None = None) -> bool:
+    """True for a table that is masked autoencoders' own, which is not learned.
+
+    Args:
+      grid: rows and columns; None: as many of both.
+    """
+    if len(table.shape) != 3 or table.shape[-1] % 4:
+        return False
+    _, rows, dim = table.shape
+    side = math.isqrt(rows)  # One row is over: the class token's.
+    wanted = grid or (side, side)
+    if table.shape != (1, 1 + math.prod(wanted), dim):
+        return False
+    return np.allclose(table.read(), fixed_table(wanted, dim), rtol=0, atol=1e-6)
 
 
 def image_size_of(

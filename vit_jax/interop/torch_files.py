@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.interop import timm
 from vit_jax.interop.preprocessing import IMAGENET
 
 SUFFIXES = (".pth", ".pt")
@@ -54,6 +55,7 @@ _PREFIXES = r"^(module\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {"register_tokens": "reg_token", r"\.mlp\.w12\.": ".mlp.fc1.", r"\.mlp\.w3\.": ".mlp.fc2."}
 _SEEN = dict(mean=IMAGENET["mean"], std=IMAGENET["deviation"], interpolation="bicubic", crop_pct=0.875)
 # What belongs to pre-training and not to the model: tokens that mask, decoders, projection heads.
+# What an objective starts from is kept.
 _LEFT_OUT = r"^(mask_token|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|projector|predictor)"
 
 
@@ -93,12 +95,12 @@ def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
         missing = re.search(r"No module named '(\w+)'", lines[-1])
         words = f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
         raise UserError(f"{path}: {words}")
+    named = [(_short(name), array) for name, array in load_file(read).items()]
+    form = next((form for form in timm.LIBRARY.formats if form.claims({}, dict(named))), None)
+    kept = form.objective.owns if form and form.objective else "$"
     tensors, left_out = {}, []
-    for name, array in load_file(read).items():
-        short = re.sub(_PREFIXES, "", name)
-        for pattern, other in _RENAMED.items():
-            short = re.sub(pattern, other, short)
-        if re.match(_LEFT_OUT, short):
+    for short, array in named:
+        if re.match(_LEFT_OUT, short) and not re.match(kept, short):
             left_out.append(short)
         elif short in tensors:
             raise UserError(f"{path}: two tensors are called {short} without what stands before their names")
@@ -114,3 +116,11 @@ def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
     starts = sorted({name.split(".")[0] for name in left_out})
     notes = [f"left out, of pre-training alone: {start}" for start in starts]
     return folder, [*notes, "assumed: pixels by ImageNet's mean and deviation, a crop of 7/8, bicubic"]
+
+
+def _short(name: str) -> str:
+    """The name that timm has for a tensor of the authors'."""
+    name = re.sub(_PREFIXES, "", name)
+    for pattern, other in _RENAMED.items():
+        name = re.sub(pattern, other, name)
+    return name

@@ -24,7 +24,8 @@ from vit_jax.runs.device_feed import Feed
 from vit_jax.runs.evaluator import test_crop
 from vit_jax.runs.frozen_model import FrozenModel, open_frozen
 from vit_jax.runs.splits import SPOKEN, Splits, open_splits
-from vit_jax.runs.warm_start import Origin, find_origin
+from vit_jax.runs.warm_start import Origin, find_origin, with_objective
+from vit_jax.training.lora import objective_weights
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import Program, make_program
 
@@ -55,7 +56,7 @@ class Parts(NamedTuple):
       suites: evaluations besides that of the splits, their data opened.
       num_classes: width of the head; 0 for an objective without labels.
       steps: length of the run.
-      origin: the model, and where its first parameters come from.
+      origin: the model, and where its first parameters and the objective's come from.
       frozen: the model that the objective learns from; None: there is none.
       program: the training step, with the objective, the optimizer and the schedule.
       caller: what a program handed in.
@@ -117,6 +118,7 @@ def assemble(
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers)
     begins("making the program")
     program = _program(config, mesh, origin, frozen, num_classes, steps)
+    origin = with_objective(origin, config, objective_weights(program.state))
     return Parts(seen, mesh, splits, suites, num_classes, steps, origin, frozen, program, caller)
 
 

@@ -340,6 +340,9 @@ def load_items(folder: Path, like: dict, which: str = "") -> dict:
       like: items of arrays or `jax.ShapeDtypeStruct`s, of the shapes and places that are wanted.
       which: a step, `best` (by test accuracy, else test loss), or nothing for the newest.
 
+    Returns:
+      The items by their names, and as `step` the checkpoint's number.
+
     Raises:
       UserError: there is no such checkpoint, it is damaged, or of another model.
     """
@@ -349,7 +352,7 @@ def load_items(folder: Path, like: dict, which: str = "") -> dict:
             steps |= {str(step): step for step in checkpoints.steps}
             if (step := steps.get(which)) is not None:
                 try:
-                    return checkpoints.restore(step, like)
+                    return checkpoints.restore(step, like) | {"step": step}
                 except UserError:
                     if (folder / str(step)).exists() or which == str(step):
                         raise

@@ -1,20 +1,33 @@
 """The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
 
+import math
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax.config import base_config, check_values, leaves
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import Checkpoint, complete, fit, model_name, params_of
+from vit_jax.interop.checkpoint import (
+    Checkpoint,
+    ObjectiveParams,
+    complete,
+    fit,
+    model_name,
+    params_of,
+    sketch,
+)
 from vit_jax.models import family_of, model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, one_of, text
+from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.workdir import open_any
+from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
 from vit_jax.training.program import model_arguments
 
 OPTIONS = {
@@ -23,6 +36,11 @@ OPTIONS = {
     ),
     "finetune.head": Option(
         "new", one_of("new", "kept"), "Zeros, or the checkpoint's head where the classes are the same."
+    ),
+    "finetune.objective": Option(
+        "kept",
+        one_of("kept", "new"),
+        "What the objective has beside the model, such as mae's decoder: the checkpoint's, or random.",
     ),
 }
 
@@ -38,6 +56,8 @@ class Origin(NamedTuple):
     sources: dict[str, Callable[[], np.ndarray]]  # By path; empty: they are drawn from the seed.
     found: list[str]  # What the checkpoint was, and what became of it, in lines.
     interpolation: str  # Of images.
+    beside: ObjectiveParams | None = None  # What the checkpoint has of an objective.
+    objective: dict[str, Callable[[], np.ndarray]] = {}  # Of the run's objective, as `sources`.
 
     @property
     def name(self) -> str:
@@ -50,9 +70,17 @@ class Origin(NamedTuple):
 
     def read(self) -> dict:
         """The checkpoint's parameters, on the host; empty where there is none."""
-        return nnx.traversals.unflatten_mapping(
-            {tuple(path.split("/")): np.asarray(read()) for path, read in self.sources.items()}
-        )
+        return _read(self.sources)
+
+    def read_objective(self) -> dict:
+        """Those of the run's objective, on the host; empty where they are drawn."""
+        return _read(self.objective)
+
+
+def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
+    return nnx.traversals.unflatten_mapping(
+        {tuple(path.split("/")): np.asarray(read()) for path, read in sources.items()}
+    )
 
 
 def has_resnet(config: ConfigDict) -> bool:
@@ -102,7 +130,58 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
     wanted = {name: 0.0 for name in ("dropout", "stochastic_depth", "head_bias") if name in own} | wanted
     arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new")
     found = [checkpoint.describe(), *done.describe()]
-    return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
+    seen = _interpolation(config, checkpoint)
+    return Origin(checkpoint.model, arguments, sources, found, seen, checkpoint.objective)
+
+
+def with_objective(origin: Origin, config: ConfigDict, own: dict) -> Origin:
+    """The origin with the reading of what a run's objective starts from, and a line that says it.
+
+    Args:
+      own: the objective's parameters, nested, as shapes.
+
+    Raises:
+      UserError: the checkpoint's are made by other values than the config's, or do not fit.
+    """
+    if not own or not origin.sources:
+        return origin
+    name, found, kept = config.objective.name, origin.beside, config.finetune.objective == "kept"
+    if not kept or found is None or found.name != name:
+        why = ", as the checkpoint gives none" if kept else ""
+        return origin._replace(found=[*origin.found, f"new: {name}'s own parameters, random{why}"])
+    others = {key: x for key, x in found.values.items() if config.objective[key] not in (None, x)}
+    place, remedy = config.finetune.checkpoint, "config.finetune.objective='new' starts at random ones"
+    made_by = objective_of(config).made_by
+    if wrong := [f"config.objective.{key}={x!r}" for key, x in others.items() if key in made_by]:
+        raise UserError(f"{place} has parameters of {name} for {' '.join(wrong)}: set that, or {remedy}")
+    try:
+        sources = found.sources(_shapes(own))
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}") from error
+    count = sum(math.prod(shape) for shape in _shapes(own).values())
+    line = f"kept: {name}'s own parameters, {count:,}"
+    if others:
+        line += f", trained with {', '.join(f'{key}={x!r}' for key, x in others.items())}"
+    return origin._replace(found=[*origin.found, line], objective=sources)
+
+
+def objective_shapes(found: ObjectiveParams, model: type, arguments: dict) -> dict[str, tuple[int, ...]]:
+    """Shapes by path of what a checkpoint has of an objective, beside a model with all these arguments.
+
+    Raises:
+      UserError: it is made by values that no objective has, or does not fit the model.
+    """
+    config = base_config()
+    made_by = {f"objective.{key}": found.values[key] for key in OBJECTIVES[found.name].made_by}
+    made_by["objective.name"] = found.name
+    check_values(dict(leaves(config)) | made_by)
+    config.update_from_flattened_dict(made_by)
+    own = nnx.state(abstract_objective(config, sketch(model, arguments)))
+    return _shapes(nnx.to_pure_dict(own))
+
+
+def _shapes(params: dict) -> dict[str, tuple[int, ...]]:
+    return {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
 
 
 def _check_name(config: ConfigDict, named: tuple[type, dict], checkpoint: Checkpoint, own: dict) -> None:

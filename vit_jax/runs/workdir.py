@@ -32,7 +32,14 @@ from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.data.preprocess import TEST_CROPS, TestCrop, sides
 from vit_jax.errors import UserError
 from vit_jax.formats import FORMAT, saved_config, settled
-from vit_jax.interop.checkpoint import Checkpoint, all_names, complete, open_checkpoint, skeleton
+from vit_jax.interop.checkpoint import (
+    Checkpoint,
+    ObjectiveParams,
+    all_names,
+    complete,
+    open_checkpoint,
+    skeleton,
+)
 from vit_jax.interop.hub import download
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing
 from vit_jax.models import FAMILIES
@@ -276,22 +283,19 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         arguments["rope"] = "eva02" if rope else "none"
     values = complete(model, arguments)
     _, shapes = skeleton(model, values)
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    like = {
-        tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
-        for path, shape in shapes.items()
-    }
-    params = nnx.traversals.unflatten_mapping(like)
+    params = _abstract(shapes)
     known = manifest.get("objective")  # Where a program handed it in, it is not of the table.
     if memory := known["judged"] if known else objective_of(config).judged(config):
-        params = load_items(workdir / CHECKPOINTS, {memory: params}, which)[memory]
+        params, objective = load_items(workdir / CHECKPOINTS, {memory: params}, which)[memory], None
     else:
         extra = jax.eval_shape(functools.partial(init_extra, config), params)
         weights = {"params": params} | ({"extra": extra} if extra else {})
-        params = effective({"extra": {}} | load_items(workdir / CHECKPOINTS, weights, which))
+        items = load_items(workdir / CHECKPOINTS, weights, which)
+        params = effective({"extra": {}} | items)
+        objective = None if known else _objective_params(workdir, config, items["step"])
 
     def read(path):
-        return functools.reduce(operator.getitem, path.split("/"), params)
+        return _at(params, path)
 
     return Checkpoint(
         f"{workdir}{which and '@' + which}",
@@ -302,7 +306,37 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         read,
         preprocessing=_preprocessing(config, manifest),
         class_names=all_names(manifest["class_names"], values["num_classes"]),
+        objective=objective,
     )
+
+
+def _abstract(shapes: dict[str, tuple[int, ...]]) -> dict:
+    """Nested arrays of these shapes by path on the first device, with nothing in them."""
+    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = {
+        tuple(path.split("/")): jax.ShapeDtypeStruct(shape, "float32", sharding=device)
+        for path, shape in shapes.items()
+    }
+    return nnx.traversals.unflatten_mapping(like)
+
+
+def _at(params: dict, path: str) -> jax.Array:
+    return functools.reduce(operator.getitem, path.split("/"), params)
+
+
+def _objective_params(workdir: Path, config: ConfigDict, step: int) -> ObjectiveParams | None:
+    """The parameters of a run's objective at a step, read when they are wanted; None: it has none to go on
+    from."""
+    if not objective_of(config).made_by:
+        return None
+    said = {name: value for name, value in config.objective.items() if value is not None and name != "name"}
+
+    def sources(shapes):
+        like = {"extra": {"objective": _abstract(shapes)}}
+        own = load_items(workdir / CHECKPOINTS, like, str(step))["extra"]["objective"]
+        return {path: functools.partial(_at, own, path) for path in shapes}
+
+    return ObjectiveParams(config.objective.name, said, sources)
 
 
 def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:

@@ -52,18 +52,25 @@ class Program(NamedTuple):
     train_step: Callable[[State, Metrics, dict], tuple[State, Metrics]]
     one_image: dict[str, jax.ShapeDtypeStruct]  # A batch of one.
 
-    def initial_state(self, seed: int, params: dict | None = None, frozen: dict | None = None) -> State:
+    def initial_state(
+        self,
+        seed: int,
+        params: dict | None = None,
+        frozen: dict | None = None,
+        objective: dict | None = None,
+    ) -> State:
         """The state before the first step, each process making what its devices hold.
 
         Args:
           params: the model's parameters, on the host; None draws them.
           frozen: the parameters of the frozen model, on the host, where the objective has one.
+          objective: the objective's own, on the host; None draws them.
         """
-        weights = self._on_host(lambda: self._first_weights(seed, params))
+        weights = self._on_host(lambda: self._first_weights(seed, params, objective))
         weights = jax.tree.map(lambda x, like: place(x, like.sharding), weights, weights_of(self.state))
         frozen = self.placed_frozen(frozen or {})
-        objective = nnx.merge(self.objective, with_frozen(objective_weights(weights), frozen))
-        memory = objective.first_memory(effective(weights))
+        whole = nnx.merge(self.objective, with_frozen(objective_weights(weights), frozen))
+        memory = whole.first_memory(effective(weights))
         memory = jax.tree.map(lambda x, like: _copy(x, like.sharding), memory, self.state["memory"])
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
         moments = jax.jit(self.optimizer.init, out_shardings=places)(weights)
@@ -106,9 +113,10 @@ class Program(NamedTuple):
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.metrics)
         return jax.device_put(zeros, replicated(self.mesh))
 
-    def _first_weights(self, seed: int, params: dict | None) -> Weights:
+    def _first_weights(self, seed: int, params: dict | None, objective: dict | None) -> Weights:
         params = params or nnx.to_pure_dict(nnx.state(self.build(rngs=nnx.Rngs(seed))))
-        return {"params": params, "extra": self.init_extra(params)}
+        extra = self.init_extra(params)
+        return {"params": params, "extra": extra | ({"objective": objective} if objective else {})}
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
         # Eagerly: to compile it takes longer. On the host, where a model fits that no device could hold.

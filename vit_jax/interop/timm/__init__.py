@@ -11,6 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.library import Library
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
 from vit_jax.interop.tensor_files import Tensor
+from vit_jax.interop.timm import timm_mae
 
 # A module for each family, which has its `FORMAT` and knows its architectures by their names.
 _MODULES = tuple(
@@ -73,7 +74,7 @@ def _files(
 
 LIBRARY = Library(
     title="timm",
-    formats=tuple(module.FORMAT for module in _MODULES),
+    formats=(timm_mae.FORMAT, *(module.FORMAT for module in _MODULES)),
     suffix="",
     claims=lambda path, config, tensors: True,  # Asked last.
     prepare=_prepare,

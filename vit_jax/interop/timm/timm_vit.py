@@ -19,6 +19,7 @@ from vit_jax.interop.timm.timm_config import (
     resnet_rules,
     stated_size,
 )
+from vit_jax.models.position import FIXED
 from vit_jax.models.resnet import resnet_stride
 from vit_jax.models.vit import ViT
 from vit_jax.models.vit_names import SIZES
@@ -38,7 +39,7 @@ POOLING_RULES = (
     *torch_norm("attention_pooling/norm", "attn_pool.norm"),
     *torch_dense(r"attention_pooling/mlp/fc(\d)", "attn_pool.mlp.fc{0}"),
 )
-_VIT_RULES = (
+VIT_RULES = (
     *torch_dense("patch_embedding", "patch_embed.proj", CONV, SAME),
     Rule("cls", "cls_token"),
     Rule("distillation_token", "dist_token"),
@@ -61,8 +62,8 @@ _VIT_RULES = (
     *torch_dense("head", "head"),
     *torch_dense("distillation_head", "head_dist"),
 )
-_ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + _VIT_RULES
-_HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + _VIT_RULES
+_ROOT_RULES = resnet_rules("patch_embed.backbone.", "patch_embed.backbone.") + VIT_RULES
+_HYBRID_RULES = resnet_rules("patch_embed.backbone.stem.", "patch_embed.backbone.") + VIT_RULES
 POOLINGS = {"cls": "token", "gap": "avg", "map": "map"}  # By timm's names.
 # timm's names of architectures; the sizes are given as arguments beside them.
 _HYBRIDS = {
@@ -374,7 +375,8 @@ def _describe(values: dict) -> dict:
     refuse_unsaid(title, ViT, values, *said)
     for option, there in dict(position=("1d", "none"), qkv_bias=("all", "none"), pooling=POOLINGS).items():
         if values[option] not in there:
-            raise UserError(f"{title} has no {option}={values[option]!r}")
+            remedy = "; --position=1d writes them as a table" if values[option] in FIXED else ""
+            raise UserError(f"{title} has no {option}={values[option]!r}{remedy}")
     if values["distillation"] == "token":
         raise UserError("timm's distilled ViT has two heads; this model has one (distillation='token')")
     blocks = values["resnet_blocks"]

@@ -1,12 +1,15 @@
-"""Masked autoencoders' encoder in Hugging Face Transformers.
+"""Masked autoencoders in Hugging Face Transformers: the encoder, and the decoder that trains it.
 
 For images of another size fixed positions are computed anew; with `position="1d"` they are interpolated, as
 Transformers does it.
 """
 
-import numpy as np
+import re
 
-from vit_jax.interop.library import Arrays, Format, Tensors, refuse_unsaid
+from vit_jax.errors import UserError
+from vit_jax.interop.layout import Rule, moved, torch_dense, torch_norm
+from vit_jax.interop.library import Arrays, Format, ObjectiveFormat, Tensors, refuse_unsaid
+from vit_jax.interop.positions import fixed_table, is_fixed
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
     read_gelu,
@@ -17,7 +20,6 @@ from vit_jax.interop.transformers.transformers_config import (
     write_sizes,
 )
 from vit_jax.interop.transformers.transformers_vit import RULES
-from vit_jax.models.position import sincos2d
 from vit_jax.models.vit import ViT
 
 # What a config does not say.
@@ -31,26 +33,26 @@ DEFAULTS = dict(
     hidden_act="gelu",
     layer_norm_eps=1e-12,
     qkv_bias=True,
+    decoder_hidden_size=512,
+    decoder_num_hidden_layers=8,
+    decoder_num_attention_heads=16,
 )
 _TABLE = "embeddings.position_embeddings"
 _FIXED = "sincos2d_mae"
 _RULES = tuple(rule for rule in RULES if not rule.path.startswith("pre_logits"))
 
 
-def _fixed_table(values: dict) -> np.ndarray:
-    """The positions that are not learned, `[1, 1 + patches, dim]`: zeros of the class token."""
+def _grid(values: dict) -> tuple[int, int]:
+    """Rows and columns of patches."""
     height, width = (length // values["patch_size"] for length in values["image_size"])
-    return np.pad(sincos2d((height, width), values["dim"], _FIXED), ((1, 0), (0, 0)))[None]
+    return height, width
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The encoder's tensors, without a table of positions that is the fixed one."""
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("decoder.")}
-    values = read_sizes(DEFAULTS | config)
-    if (table := tensors.get(_TABLE)) is not None and values["dim"] % 4 == 0:
-        fixed = _fixed_table(values)
-        if table.shape == fixed.shape and np.allclose(table.read(), fixed, rtol=0, atol=1e-6):
-            del tensors[_TABLE]
+    """The same tensors without a table of positions that is the fixed one."""
+    table = tensors.get(_TABLE)
+    if table is not None and is_fixed(table, _grid(read_sizes(DEFAULTS | config))):
+        return {name: tensor for name, tensor in tensors.items() if name != _TABLE}
     return tensors
 
 
@@ -58,7 +60,6 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
     """The model that tensors (renamed) and a `config.json` belong to."""
     require_class(config, "ViTMAEModel", "ViTMAEForPreTraining")
     require_always(config, dict(qkv_bias=True))
-    decodes = "ViTMAEForPreTraining" in (config.get("architectures") or ())
     config = DEFAULTS | config
     values = read_sizes(config) | dict(
         num_classes=0,
@@ -66,7 +67,7 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
         position_resize="bicubic",
         gelu=read_gelu(config),
     )
-    return values, "the encoder alone, without its decoder" if decodes else ""
+    return values, ""
 
 
 def _describe(values: dict) -> dict:
@@ -90,7 +91,79 @@ def _describe(values: dict) -> dict:
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
     """Tensors to write, with the table of fixed positions."""
-    return arrays | {_TABLE: _fixed_table(values)}
+    return arrays | {_TABLE: fixed_table(_grid(values), values["dim"])}
+
+
+_OF_TRAINING = dict(mask_ratio="mask_ratio", normalize_targets="norm_pix_loss")
+_DECODER_TABLE = "decoder.decoder_pos_embed"
+_DECODER_RULES = (
+    *torch_dense("embedding", "decoder.decoder_embed"),
+    Rule("mask", "decoder.mask_token"),
+    *moved(RULES, "encoder.layer.", "decoder.decoder_layers."),
+    *torch_norm("norm", "decoder.decoder_norm"),
+    *torch_dense("prediction", "decoder.decoder_pred"),
+)
+
+
+def _decoder_values(tensors: Tensors, config: dict) -> dict:
+    """The values of `config.objective` that a `config.json` says: of targets and masks it may say nothing."""
+    of_training = {ours: config[theirs] for ours, theirs in _OF_TRAINING.items() if theirs in config}
+    config = DEFAULTS | config
+    return of_training | dict(
+        decoder_dim=config["decoder_hidden_size"],
+        decoder_depth=config["decoder_num_hidden_layers"],
+        decoder_heads=config["decoder_num_attention_heads"],
+        decoder_position=_FIXED,
+    )
+
+
+def _rename_decoder(tensors: Tensors, config: dict) -> Tensors:
+    """The decoder's tensors without its table of positions, which is always the fixed one.
+
+    Transformers 5 writes other names of layers than are published, and reads both.
+
+    Raises:
+      UserError: the decoder computes otherwise than ours.
+    """
+    config = DEFAULTS | config
+    if read_gelu(config) != "erf":
+        raise UserError(f"a masked autoencoder's decoder with {config['hidden_act']!r} is not read")
+    tensors = {
+        re.sub(r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers.", name): tensor
+        for name, tensor in tensors.items()
+    }
+    table = tensors.pop(_DECODER_TABLE, None)
+    if table is not None and not is_fixed(table, _grid(read_sizes(config))):
+        raise UserError(f"{_DECODER_TABLE} is not the fixed table of masked autoencoders, and is not read")
+    return tensors
+
+
+def _describe_decoder(values: dict, said: dict) -> dict:
+    """The part of a `config.json` that says a model has its decoder.
+
+    Raises:
+      UserError: Transformers has no such decoder.
+    """
+    for name, value, only in (
+        ("model.gelu", values["gelu"], "erf"),
+        ("objective.decoder_position", said["decoder_position"], _FIXED),
+    ):
+        if value != only:
+            raise UserError(f"Transformers' ViTMAE decodes with {name}={only!r} alone")
+    described = dict(
+        architectures=["ViTMAEForPreTraining"],
+        decoder_hidden_size=said["decoder_dim"],
+        decoder_intermediate_size=4 * said["decoder_dim"],
+        decoder_num_hidden_layers=said["decoder_depth"],
+        decoder_num_attention_heads=said["decoder_heads"],
+        mask_ratio=0.75,
+    )
+    return described | {theirs: said[ours] for ours, theirs in _OF_TRAINING.items() if ours in said}
+
+
+def _finish_decoder(values: dict, said: dict) -> Arrays:
+    """The decoder's table of fixed positions."""
+    return {_DECODER_TABLE: fixed_table(_grid(values), said["decoder_dim"])}
 
 
 FORMAT = Format(
@@ -102,4 +175,14 @@ FORMAT = Format(
     rename=_rename,
     finish=_finish,
     holds=lambda values: vit_type(values) == "vit_mae",
+    objective=ObjectiveFormat(
+        name="mae",
+        owns=r"decoder\.",
+        values=_decoder_values,
+        rename=_rename_decoder,
+        rules=_DECODER_RULES,
+        describe=_describe_decoder,
+        finish=_finish_decoder,
+        prefix="vit.",
+    ),
 )

@@ -1,6 +1,7 @@
 """Masked autoencoders (He et al., 2022; 2111.06377): the encoder reads only what is visible."""
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ class MAE(Objective):
     """Predicts the pixels of hidden patches from the encoder's output for the visible ones.
 
     Parameters: the decoder, which is a smaller ViT's encoder over all patches, with a learned token in place
-    of each hidden one and fixed positions.
+    of each hidden one and fixed positions. Its norms have the constant of the model's.
 
     Args:
       model: the ViT that is trained; its positions are added at the stem.
@@ -46,6 +47,8 @@ class MAE(Objective):
     Raises:
       UserError: no patch is hidden or visible, or the model needs all of its patches.
     """
+
+    made_by: ClassVar = ("decoder_dim", "decoder_depth", "decoder_heads", "decoder_position")
 
     def __init__(
         self,
@@ -77,13 +80,14 @@ class MAE(Objective):
             raise UserError(
                 f"config.objective.decoder_dim = {dim} must be divisible by 4 and by decoder_heads = {heads}"
             )
-        dtype = model.patch_embedding.dtype
+        dtype, epsilon = model.patch_embedding.dtype, model.norm.epsilon
         values = dict(dtype=dtype, rngs=rngs)
         self.embedding = nnx.Linear(model.dim, dim, kernel_init=initializers.xavier(), **values)
         self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
-        stack = Stack(dim, heads, 4 * dim, gelu="erf", scheme=initializers.SCHEMES["mae"], dtype=dtype)
+        scheme = initializers.SCHEMES["mae"]
+        stack = Stack(dim, heads, 4 * dim, gelu="erf", epsilon=epsilon, scheme=scheme, dtype=dtype)
         self.blocks = nnx.Dict({f"{layer:02d}": EncoderBlock(stack, rngs=rngs) for layer in range(depth)})
-        self.norm = nnx.LayerNorm(dim, epsilon=1e-6, **values)
+        self.norm = nnx.LayerNorm(dim, epsilon=epsilon, **values)
         outputs = self.patch**2 * model.channels
         self.prediction = nnx.Linear(
             dim, outputs, kernel_init=initializers.xavier(), dtype=jnp.float32, rngs=rngs

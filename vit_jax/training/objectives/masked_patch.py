@@ -1,6 +1,7 @@
 """Masked patch prediction: the paper's self-supervision (section 4.6, appendix B.1.2)."""
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,8 @@ class MaskedPatch(Objective):
     Raises:
       UserError: no patch or all are corrupted, or the target does not fit the patches.
     """
+
+    made_by: ClassVar = ("target",)
 
     def __init__(self, model: nnx.Module, ratio: float, target: str, *, rngs: nnx.Rngs):
         self.grid, self.patch, self.target = model.grid, model.patch_size, target

@@ -63,6 +63,8 @@ class Objective(nnx.Module):
     Attributes:
       labels: the objective needs labels, and its model a head.
       metrics: what it reports besides the loss, with the format of each: `share`, of 1, or `number`.
+      made_by: values of `config.objective` that its parameters are made by; a checkpoint's are taken where
+        these are the same. Empty: none are taken.
       frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
       pictures: None, or `(model, batch) -> (visible, predicted)`, which draws what is left of the images and
         what is predicted, each `[batch, height, width, channels]` in [0, 255].
@@ -70,6 +72,7 @@ class Objective(nnx.Module):
 
     labels: ClassVar[bool] = False
     metrics: ClassVar[dict[str, str]] = {}
+    made_by: ClassVar[tuple[str, ...]] = ()
     frozen: ImageModel | None = None
     pictures = None
 

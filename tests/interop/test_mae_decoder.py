@@ -1,0 +1,231 @@
+"""Masked autoencoders with their decoders, from Transformers' folders and from the authors' files."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from helpers import randomise
+from safetensors.torch import load_file
+
+import vit_jax
+from vit_jax.config import base_config, check
+from vit_jax.errors import UserError
+from vit_jax.interop.positions import fixed_table
+from vit_jax.runs.assemble import assemble
+
+SIZES = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=160)
+SIZES |= dict(image_size=32, patch_size=8, layer_norm_eps=1e-6)
+SIZES |= dict(decoder_hidden_size=32, decoder_num_hidden_layers=2, decoder_intermediate_size=128)
+OURS = {"objective.decoder_dim": 32, "objective.decoder_depth": 2, "objective.decoder_heads": 16}
+
+
+@pytest.fixture
+def drawn(torch, transformers, tmp_path):
+    """Makes a masked autoencoder of Transformers with random parameters, and a folder with it."""
+
+    def make(**options):
+        theirs = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**SIZES | options))
+        randomise(torch, theirs)
+        for p in theirs.parameters():
+            if not p.requires_grad:
+                p.data[:] = torch.from_numpy(fixed_table((4, 4), p.shape[-1]))
+        theirs.save_pretrained(tmp_path / "theirs")
+        return theirs, tmp_path / "theirs"
+
+    return make
+
+
+# Of the authors' names, by Transformers'.
+NAMES = {
+    r"^decoder\.decoder_(encoder\.layer|layers)\.": "decoder_blocks.",
+    r"^decoder\.": "",
+    r"^vit\.encoder\.layer\.": "blocks.",
+    r"^vit\.embeddings\.patch_embeddings\.projection": "patch_embed.proj",
+    r"^vit\.embeddings\.position_embeddings": "pos_embed",
+    r"^vit\.embeddings\.": "",
+    r"^vit\.layernorm": "norm",
+    r"layernorm_before": "norm1",
+    r"layernorm_after": "norm2",
+    r"attention\.output\.dense": "attn.proj",
+    r"intermediate\.dense": "mlp.fc1",
+    r"(?<=\d\.)output\.dense": "mlp.fc2",
+}
+
+
+@pytest.fixture
+def authors_file(torch, tmp_path):
+    """Writes the tensors of a folder as the authors do."""
+
+    def write(folder) -> Path:
+        tensors, known = {}, load_file(folder / "model.safetensors")
+        for name, tensor in known.items():
+            if ".attention.attention." in name:
+                parts = [re.sub("query|key|value", part, name) for part in ("query", "key", "value")]
+                tensor = torch.cat([known[part] for part in parts])
+                name = re.sub(r"attention\.attention\.\w+", "attn.qkv", name)
+            for theirs, other in NAMES.items():
+                name = re.sub(theirs, other, name)
+            tensors[name] = tensor
+        torch.save({"model": tensors}, tmp_path / "mae_full.pth")
+        return tmp_path / "mae_full.pth"
+
+    return write
+
+
+def convert(source, destination, *flags) -> str:
+    """What the command prints."""
+    command = [sys.executable, "-m", "vit_jax.convert", str(source), str(destination), *flags]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def started(checkpoint, **values):
+    """The parts of a run of masked autoencoding from a checkpoint."""
+    config = base_config()
+    config.update(dict(steps=1, batch_size=2))
+    config.update_from_flattened_dict(
+        {
+            "data.source": "synthetic",
+            "data.image_size": 32,
+            "data.test_resize": 32,
+            "model.name": "",
+            "optimizer.warmup_steps": 0,
+            "objective.name": "mae",
+            "finetune.checkpoint": str(checkpoint),
+        }
+        | OURS
+        | values
+    )
+    check(config)
+    return assemble(config)
+
+
+def modules(parts):
+    """Model and objective as they are before the first step."""
+    program, origin = parts.program, parts.origin
+    state = program.initial_state(0, origin.read(), objective=origin.read_objective())
+    judged = program.judged(state)
+    return nnx.merge(program.graphdef, judged.params), nnx.merge(program.objective, judged.own)
+
+
+def assert_alike(torch, theirs, parts):
+    """The same predictions and the same loss, of the same images with the same patches hidden."""
+    model, objective = modules(parts)
+    rng = np.random.default_rng(0)
+    images, noise = rng.integers(256, size=(2, 32, 32, 3), dtype=np.uint8), rng.uniform(size=(2, 16))
+    batch = dict(image=images, order=np.argsort(noise, axis=1).astype(np.int32))
+    seen = np.float64(model.normalize(images)).transpose(0, 3, 1, 2).copy()
+    with torch.no_grad():
+        out = theirs.double().eval()(torch.from_numpy(seen), noise=torch.from_numpy(noise))
+    hidden = batch["order"][:, objective.visible :]
+    wanted = np.take_along_axis(out.logits.numpy(), hidden[..., None], axis=1)
+    found = jax.jit(lambda model, objective, batch: objective.predict(model, batch))(model, objective, batch)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    losses = jax.jit(lambda model, objective, batch: objective(model, batch))(model, objective, batch)
+    assert np.mean(losses.each) == pytest.approx(out.loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_predictions_and_loss_of_transformers_decoder_are_the_same_here(normalized, torch, drawn):
+    theirs, folder = drawn(norm_pix_loss=normalized, layer_norm_eps=1e-3)
+    parts = started(folder, **{"objective.normalize_targets": normalized})
+    count = sum(p.numel() for p in theirs.decoder.parameters() if p.requires_grad)
+    assert parts.origin.found[-1] == f"kept: mae's own parameters, {count:,}"
+    assert_alike(torch, theirs, parts)
+
+
+def test_authors_file_becomes_transformers_model_and_computes_the_same(
+    torch, transformers, drawn, authors_file, tmp_path
+):
+    theirs, folder = drawn()
+    printed = convert(authors_file(folder), tmp_path / "ours")
+    assert "a decoder of 16 heads, whose targets are not said" in printed
+    assert "left out" not in printed and "kept: mae's own parameters" in printed
+    kind = transformers.ViTMAEForPreTraining
+    again, info = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert_alike(torch, theirs, started(tmp_path / "ours", **{"objective.normalize_targets": False}))
+
+
+def test_what_a_library_has_no_place_for_is_named(drawn, tmp_path):
+    _, folder = drawn()
+    printed = convert(folder, tmp_path / "ours", "--to=timm", "--position=1d")
+    assert "left out, for want of a place: mae's own parameters" in printed
+    assert not any("decoder" in name for name in load_file(tmp_path / "ours" / "model.safetensors"))
+
+
+def test_a_model_goes_to_transformers_and_back_with_its_decoder(drawn, tmp_path):
+    _, folder = drawn(norm_pix_loss=True, mask_ratio=0.6)
+    written = vit_jax.save_model(folder, tmp_path / "ours")
+    before, after = (started(place).origin for place in (folder, written))
+    assert before.found[1:] == after.found[1:]
+    first, second = (jax.tree.leaves(origin.read_objective()) for origin in (before, after))
+    assert len(first) > 20
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_another_decoder_is_refused_with_the_values_to_set_or_drawn_anew(drawn):
+    _, folder = drawn()
+    other = {"objective.decoder_dim": 64, "objective.decoder_depth": 1}
+    words = "for config.objective.decoder_dim=32 config.objective.decoder_depth=2: set that, or "
+    with pytest.raises(UserError, match=words + "config.finetune.objective='new'"):
+        started(folder, **other)
+    parts = started(folder, **other, **{"finetune.objective": "new"})
+    assert parts.origin.found[-1] == "new: mae's own parameters, random"
+    assert modules(parts)[1].mask.shape == (1, 1, 64)
+
+
+def test_what_a_decoder_was_trained_with_is_said_where_it_differs(drawn):
+    _, folder = drawn(norm_pix_loss=False, mask_ratio=0.6)
+    line = started(folder).origin.found[-1]
+    assert line.endswith(", trained with normalize_targets=False")
+
+
+def test_an_encoder_alone_starts_with_a_random_decoder_and_that_is_said(drawn):
+    theirs, folder = drawn()
+    theirs.vit.save_pretrained(folder)
+    origin = started(folder).origin
+    assert origin.found[-1] == "new: mae's own parameters, random, as the checkpoint gives none"
+    assert origin.read_objective() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(hidden_act="gelu_new"), "decoder with 'gelu_new' is not read"),
+        (dict(decoder_intermediate_size=64), r"intermediate.dense.\w+ is \[64.*\], but the model has \[128"),
+    ],
+)
+def test_a_decoder_that_computes_otherwise_is_refused(options, words, drawn):
+    _, folder = drawn(**options)
+    with pytest.raises(UserError, match=words + ".*; config.finetune.objective='new'"):
+        started(folder)
+
+
+@pytest.mark.parametrize("dim", [None, "wide", 0, 2**40])
+def test_what_a_config_says_of_its_decoder_is_checked_before_it_costs_anything(dim, drawn, tmp_path):
+    _, folder = drawn()
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(decoder_hidden_size=dim)))
+    with pytest.raises(UserError, match=f"config.objective.decoder_dim is {dim!r} and must be"):
+        vit_jax.save_model(folder, tmp_path / "ours")
+    with pytest.raises(UserError, match=f"for config.objective.decoder_dim={dim!r}: set that, or"):
+        started(folder)
+
+
+def test_a_decoder_of_learned_positions_is_refused(drawn):
+    theirs, folder = drawn()
+    theirs.decoder.decoder_pos_embed.data[0, 3, 5] += 0.1
+    theirs.save_pretrained(folder)
+    with pytest.raises(UserError, match="decoder_pos_embed is not the fixed table of masked autoencoders"):
+        started(folder)
