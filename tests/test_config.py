@@ -428,6 +428,15 @@ def test_retention_that_no_checkpoint_meets_is_refused(values, words):
         configs.check(config)
 
 
+def test_repeats_that_would_mix_an_image_with_itself_are_refused():
+    config = load("deit")
+    config.batch_size = 6
+    configs.check(config)
+    config.batch_size = 5
+    with pytest.raises(UserError, match="data.repeats is 3 and must be at most half of batch_size = 5"):
+        configs.check(config)
+
+
 @pytest.mark.slow
 def test_every_value_is_read(tmp_path, monkeypatch):
     config = load("quickstart", "smoke").unlock()
