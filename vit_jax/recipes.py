@@ -61,6 +61,69 @@ def masked_autoencoder(model: str) -> ConfigDict:
     return config
 
 
+class TeacherRecipe(NamedTuple):
+    """The schedules of a self-distillation, in the epochs of its authors.
+
+    Attributes:
+      epochs: of the run.
+      epoch: steps of an epoch.
+      learning_rate: at the end of the warm-up.
+      warmup, temperature_warmup, frozen: epochs of the rate's and of the teacher's temperature's warm-up, and
+        those in which the prototypes do not move.
+      weight_decay: at first and at the end.
+      momentum: of the teacher at first.
+      temperature: of the teacher at first and after its warm-up.
+      area, local_area: shares of an image's area in large and in small crops.
+      blur: probabilities of the first large view, the second, and small ones.
+    """
+
+    epochs: float
+    epoch: int
+    learning_rate: float
+    warmup: float
+    weight_decay: tuple[float, float]
+    momentum: float
+    area: tuple[float, float]
+    local_area: tuple[float, float]
+    temperature: tuple[float, float] = (0.04, 0.04)
+    temperature_warmup: float = 0
+    frozen: float = 1
+    blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
+
+
+def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
+    """The values that DINO, DINOv2 and DINOv3 share: views, their colours, and the optimizer.
+
+    Two crops of 224 pixels and eight small ones, mirrored, with the colours of BYOL (2006.07733, table 6);
+    AdamW with cosines of the rate, the weight decay and the teacher's momentum.
+    """
+    config = base_config()
+    config.model.dtype, config.model.pooling = "bfloat16", "cls"
+    config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    config.batch_size, config.steps = batch_size, round(recipe.epochs * recipe.epoch)
+    config.data.source, config.data.path = "tfds", "imagenet2012"
+    config.data.image_size, config.data.test_resize = 224, 256
+    config.data.interpolation, config.data.crop = "bicubic", "random_resized"
+    config.data.crop_area, config.data.crop_aspect = recipe.area, (3 / 4, 4 / 3)
+    objective = dict(name="dino", local_crops=8, local_size=local_size, local_area=recipe.local_area)
+    objective |= dict(jitter=(0.4, 0.4, 0.2, 0.1), jitter_probability=0.8, grey=0.2)
+    objective |= dict(blur=recipe.blur, solarize=(0.0, 0.2, 0.0))
+    objective |= dict(teacher_momentum=recipe.momentum)
+    first, last = recipe.temperature
+    objective |= dict(teacher_temperature=first, teacher_temperature_end=last)
+    objective |= dict(teacher_temperature_steps=round(recipe.temperature_warmup * recipe.epoch))
+    objective |= dict(frozen_prototype_steps=round(recipe.frozen * recipe.epoch))
+    config.objective.update(objective)
+    config.optimizer.learning_rate, config.optimizer.end_learning_rate = recipe.learning_rate, 1e-6
+    config.optimizer.schedule = "cosine"
+    config.optimizer.warmup_steps = round(recipe.warmup * recipe.epoch)
+    config.optimizer.weight_decay, config.optimizer.weight_decay_end = recipe.weight_decay
+    config.optimizer.decay, config.optimizer.beta2 = "matrices", 0.999
+    config.optimizer.clip_norm = 3.0
+    config.evaluate_every, config.checkpoint.every = 12_500, 2500
+    return config
+
+
 def deit_like(model: str, task: str, skipped: Mapping[str, Mapping[str, float]], size: int) -> ConfigDict:
     """The values that training on ImageNet shares in DeiT, Swin and ConvNeXt: augmentation, cosine decay.
 

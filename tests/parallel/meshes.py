@@ -50,12 +50,17 @@ MODELS = {
     "masked patches": VIT,
     "MAE": VIT | dict(position="sincos2d"),
     "DINO": VIT | dict(stochastic_depth=0.2),
+    "DINOv2": VIT | dict(layer_scale=1e-5, registers=2, pooling="cls"),
     "distillation": VIT | dict(distillation="heads"),
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
     "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=2, decoder_heads=8),
     "DINO": dict(name="dino", head_hidden=64, prototypes=128, local_crops=3, local_size=8),
+    "DINOv2": dict(
+        **dict(name="dino", head_hidden=64, prototypes=128, local_crops=2, local_size=8, koleo=0.1),
+        **dict(centring="sinkhorn", patch_weight=1.0, patch_prototypes=64),
+    ),
     "distillation": dict(name="distillation"),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5

@@ -37,6 +37,7 @@ def losses(*cases: str) -> dict[str, dict]:
     return json.loads(done.stdout)
 
 
+TEACHERS = "DINO", "DINOv2", "distillation"
 ONCE = 'ViT: data: {"sum_gradients": "float32_once"}'
 
 
@@ -74,8 +75,8 @@ def test_images_are_masked_alike_on_one_device_and_on_eight(results, objective, 
 
 @pytest.mark.slow
 def test_teachers_of_both_kinds_and_crops_of_two_sizes_say_the_same_on_one_device_and_on_eight():
-    found = losses(*(f"{name}: {mesh}" for name in ("DINO", "distillation") for mesh in ("one", "all")))
-    for name in ("DINO", "distillation"):
+    found = losses(*(f"{name}: {mesh}" for name in TEACHERS for mesh in ("one", "all")))
+    for name in TEACHERS:
         every, one = found[f"{name}: all"], found[f"{name}: one"]
         np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-5)
         assert every["share"] < 0.5  # A frozen teacher is divided as the model is.

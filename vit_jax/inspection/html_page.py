@@ -2,6 +2,7 @@
 
 import base64
 import html
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +54,8 @@ def write_page(path: Path, title: str, sections: Iterable[Section]) -> Path:
 {body}
 </body></html>
 """
-    temporary = path.with_name(f"{path.name}.tmp")
+    # Several processes may write the page of one folder.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.write_text(text, encoding="utf-8")
     return temporary.replace(path)
 

@@ -68,3 +68,16 @@ def find_weights(model: str, pretrained: str) -> Weights:
         tags = dict.fromkeys(weights.tag for weights in of_model)
         raise UserError(f"{model} has no weights {pretrained!r}; {nearest(pretrained, tags)}")
     return found[0]
+
+
+def checkpoint_of(source: str) -> str:
+    """The repository of a model that has one published set of weights, or the checkpoint that is named.
+
+    Raises:
+      UserError: it is the name of a model with several sets.
+    """
+    found = [weights for weights in all_weights() if weights.model == source]
+    if len(found) > 1:
+        names = ", ".join(f"hf://{weights.repository}" for weights in found)
+        raise UserError(f"{source} has several weights; give one of {names}")
+    return f"hf://{found[0].repository}" if found else source

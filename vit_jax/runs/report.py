@@ -17,11 +17,17 @@ def _of_each_split(name: str) -> dict[str, str]:
     return {f"train/{name}": "training", f"dev/{name}": "dev", f"test/{name}": "test"}
 
 
+ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
+ENTROPIES |= {"train/kl": "student's divergence"}
+
 # Title, rows' keys with their names in the legend, and the factor to the unit shown.
 CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
     ("Accuracy in hidden patches, %", _of_each_split("patch_accuracy"), 100),
+    ("Entropy over prototypes, nats", ENTROPIES, 1),
+    ("Prototypes in use, effective number", {"train/prototypes_used": ""}, 1),
+    ("Spread of the features about their mean", _of_each_split("spread"), 1),
     ("Learning rate", {"train/learning_rate": ""}, 1),
     ("Throughput, images/s", {"train/images_per_second": ""}, 1),
 )

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from vit_jax.errors import UserError
 from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
+from vit_jax.inspection.embeddings import token_colours
 from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import replicated
 
@@ -18,12 +19,14 @@ MOST_IMAGES = 6
 MOST_BYTES = 2**30  # Of attention weights.
 LEAST_SIDE = 64  # Pixels: smaller images are shown larger.
 MOST_PICTURES = 6
+MOST_HEADS = 6
 
 
 def attention_figures(
     graphdef: nnx.GraphDef, params: dict, mesh: Mesh, images: Sequence[np.ndarray]
 ) -> dict[str, bytes]:
-    """PNGs by caption: rollout over the first images, and the heads' distances.
+    """PNGs by caption: over the first images rollout, the class token's attention in the last layer, and the
+    last patches' principal components as colours; and the heads' distances.
 
     Empty for a model without full attention, with so much of it that one image's would take a GiB, or whose
     attention is not finite. All processes of a run call this.
@@ -41,15 +44,23 @@ def attention_figures(
 
     def captured(params, batch):
         with placing(lambda name, x: x, mesh.devices.flat[0].platform):
-            return nnx.merge(graphdef, params)(batch, capture=("attention",))[1]["attention"]
+            return nnx.merge(graphdef, params)(batch, capture=("attention", "tokens"), whole=True)[1]
 
-    attention = jax.device_get(jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images)))
+    found = jax.device_get(jax.jit(captured, out_shardings=replicated(mesh))(params, np.stack(images)))
+    attention = found["attention"]
     if not all(np.isfinite(weights).all() for weights in attention):
         return {}  # Of a run that diverged.
     seen = of_patches(model, rollout(attention)[-1])
     overlays = [figures.overlay(image, weights) for image, weights in zip(images, seen, strict=True)]
+    heads = [of_patches(model, attention[-1][:, head]) for head in range(min(model.heads, MOST_HEADS))]
+    of_heads = [figures.overlay(*pair) for head in heads for pair in zip(images, head, strict=True)]
+    whose = "the class token" if model.pooling == "cls" else "the patches"
     drawn = {
         "Attention rollout over test images": figures.tiles([*images, *overlays], len(images)),
+        f"Attention of {whose} in the last layer, a row for each head": figures.tiles(of_heads, len(images)),
+        "Patches of the last layer, their three principal components as colours": figures.tiles(
+            list(token_colours(model, found["tokens"][-1])), len(images)
+        ),
         "Mean attention distance of each head": figures.distance_dots(attention_distance(model, attention)),
     }
     pictures = {}

@@ -41,7 +41,8 @@ class TrainLog:
         skipped: int,
     ):
         self._steps, self._batch_size, self._images = steps, config.batch_size, images
-        self._schedule, self._metrics = program.schedule, program.abstract_objective().metrics
+        self._schedule, self._objective = program.schedule, program.abstract_objective()
+        self._metrics, self._warned = self._objective.metrics, False
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
         # Images a second at which the devices would do nothing but these operations; None: not known.
         peak = peak_flops(jax.devices()[0].device_kind)
@@ -119,6 +120,9 @@ class TrainLog:
             line += f" | {duration(left)} left"
         row |= self._ledger.row()
         self._console.status(line)
+        if not self._warned and (warning := self._objective.warning(means, step)):
+            self._console.say(f"warning: {warning}")
+            self._warned = True
         if self._writer:
             self._writer.write(step, row)
 

@@ -56,13 +56,13 @@ def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
     return share
 
 
-def cosine_share(factor: float, steps: int) -> Callable[[jax.Array], jax.Array]:
-    """The share of a teacher whose momentum rises from `factor` to 1 over so many updates, as half a cosine
-    (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section 3.2)."""
+def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.Array], jax.Array]:
+    """The share of a teacher whose momentum goes from `factor` to `last` over so many updates, as half a
+    cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section 3.2)."""
 
     def share(update: jax.Array) -> jax.Array:
         progress = jnp.clip(update / steps, 0, 1)
-        return (1 - factor) * (1 + jnp.cos(jnp.pi * progress)) / 2
+        return (1 - last) + (last - factor) * (1 + jnp.cos(jnp.pi * progress)) / 2
 
     return share
 

@@ -116,8 +116,9 @@ def test_loss_with_local_crops_is_the_mean_over_all_pairs_of_views():
         def losses(params):
             model, objective = nnx.merge(graphdefs[0], params), nnx.merge(graphdefs[1], judged.own)
             loss = objective(model, {"image": images, "local": local}, Now(None, judged.memory))
-            large, small = objective.compare(model, images), objective.compare(model.resized(8), local)
-            return loss.each.mean(), (loss.each, large[0], small[0])
+            seen = (model, images), (model.resized(8), local)
+            large, small = (objective.head(objective.see(one, views)[0]) for one, views in seen)
+            return loss.each.mean(), (loss.each, large, small)
 
         (_, found), gradient = jax.value_and_grad(losses, has_aux=True)(judged.params)
         return *found, gradient["position_embedding"]["table"]
@@ -147,7 +148,6 @@ def test_plan_counts_local_crops_without_a_teacher():
     ("values", "words"),
     [
         ({"objective.local_size": 6}, "objective.local_size = 6: .*does not divide"),
-        ({"model.position": "relative"}, "objective.local_size = 8: .*relative"),
     ],
 )
 def test_local_crops_that_the_model_does_not_take_are_refused(values, words):
@@ -165,3 +165,134 @@ def test_local_crops_need_a_crop_that_draws_an_area():
 def test_mixed_images_are_refused():
     with pytest.raises(UserError, match="augment.mixup is 0.2 and must be 0"):
         setup(**{"augment.mixup": 0.2})
+
+
+PATCHES = {"objective.patch_weight": 1.0, "model.pooling": "cls"}
+
+
+def test_one_view_of_each_image_is_masked_and_the_shares_are_even_in_a_batch():
+    program, _ = setup(**PATCHES, **{"batch_size": 64, "objective.patch_mask_ratios": (0.25, 0.75)})
+    objective = nnx.merge(program.objective, program.judged(program.initial_state(0)).own)
+    batch = {"image": np.zeros((64, 2, 16, 16, 3), np.uint8)}
+    drawn = objective.prepare(batch, jax.random.split(jax.random.key(0), 64))
+    masked, count = np.asarray(drawn["masked"]), np.asarray(drawn["masked"]).sum((1, 2))
+    np.testing.assert_array_equal((masked.any(2)).sum(1), 1)
+    # Image k of 64 masks from k to k + 1 parts of 64 of what lies between a quarter and three.
+    wanted = 16 * (0.25 + 0.5 * np.arange(64) / 64)
+    assert (np.floor(wanted) <= count).all()
+    assert (count <= np.ceil(wanted + 8 / 64)).all()
+    assert 16 < masked.any(2)[:, 0].sum() < 48
+    view, positions = (np.asarray(drawn[name]) for name in ("masked_view", "positions"))
+    for image in range(64):
+        chosen = positions[image][np.asarray(drawn["chosen"])[image]]
+        assert sorted(chosen) == np.flatnonzero(masked[image, view[image]]).tolist()
+
+
+def test_masked_patches_are_learnt_from_what_the_teacher_says_of_them():
+    program, _ = setup(**PATCHES, **{"objective.patch_prototypes": 9, "objective.teacher_temperature": 0.1})
+    judged, batch = program.judged(program.initial_state(0)), jax.device_get(batch_of(program.mesh))
+    model, objective = nnx.merge(program.graphdef, judged.params), nnx.merge(program.objective, judged.own)
+    objective.mask[...] += 1.0
+    batch = objective.prepare(batch, jax.random.split(jax.random.key(0), 16))
+    _, tokens = objective.see(model, batch["image"], None, True, batch["masked"])
+    _, whole = objective.see(model, batch["image"], None, True)
+    assert np.abs(tokens - whole).max() > 0.1
+    said, wanted = (np.asarray(objective.patch_head(x), np.float64) / 0.1 for x in (tokens, whole))
+    said -= np.log(np.exp(said).sum(-1, keepdims=True))
+    wanted = np.exp(wanted) / np.exp(wanted).sum(-1, keepdims=True)  # The centre is zero yet.
+    losses, masked = -(wanted * said).sum(-1), np.asarray(batch["masked"])
+    found = objective(model, batch, Now(None, judged.memory, 1))
+    of_patches = (losses * masked).sum((1, 2)) / masked.sum((1, 2))
+    np.testing.assert_allclose(found.metrics["patch_loss"], of_patches, rtol=1e-4)
+    plain = objective(model, batch, Now(None, judged.memory, 1))
+    objective.patch_weight = 3.0
+    heavier = objective(model, batch, Now(None, judged.memory, 1))
+    np.testing.assert_allclose(heavier.each - plain.each, of_patches, rtol=1e-3)
+
+
+def test_temperature_rises_in_a_straight_line():
+    warmup = {"objective.teacher_temperature_end": 0.08, "objective.teacher_temperature_steps": 4}
+    program, _ = setup(**warmup)
+    objective = program.abstract_objective()
+    assert [float(objective.temperature(update)) for update in (1, 2, 5, 9)] == pytest.approx(
+        [0.04, 0.05, 0.08, 0.08]
+    )
+
+
+@pytest.mark.parametrize(
+    ("means", "words"),
+    [
+        (dict(spread=0.001, prototypes_used=5, teacher_entropy=1.0), "nearly the same for all images"),
+        (dict(spread=0.5, prototypes_used=1.2, teacher_entropy=0.1), "the same prototype"),
+        (dict(spread=0.5, prototypes_used=12, teacher_entropy=2.4848), "says nothing"),
+    ],
+)
+def test_collapse_is_said_after_a_twentieth_of_the_run(means, words):
+    objective = setup()[0].abstract_objective()
+    objective.steps = 100
+    assert words in objective.warning(means, 5)
+    assert objective.warning(means, 4) is None
+    healthy = dict(spread=0.5, prototypes_used=8, teacher_entropy=1.5)
+    assert objective.warning(healthy, 50) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"objective.centring": "sinkhorn", "micro_batches": 2}, "needs the whole batch"),
+        ({"objective.koleo": 0.1, "micro_batches": 2}, "compares the images of a batch"),
+        ({"objective.koleo_group": 5}, "a divisor of batch_size"),
+        ({"objective.teacher_momentum": 1.5}, "objective.teacher_momentum"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_in_one_line(values, words):
+    config = setup()[1]
+    config.steps = 10
+    config.update_from_flattened_dict(values)
+    with pytest.raises(UserError, match=words):
+        check(config)
+
+
+def test_patches_of_a_model_that_has_none_are_refused():
+    with pytest.raises(UserError, match="must be a ViT"):
+        setup(**PATCHES, **{"model.name": "R50+ViT-Ti/16", "model.resnet_blocks": (1,)})
+
+
+GRAM = PATCHES | {"objective.gram": 2.0, "objective.gram_from": 2, "objective.gram_every": 2}
+GRAM |= {"objective.gram_times": 1}
+
+
+def test_a_teacher_is_kept_and_kept_anew_as_often_as_is_said():
+    objective = setup(**GRAM)[0].abstract_objective()
+    objective = nnx.merge(*nnx.split(objective))
+    kept, kinds = 0.0, []
+    memory = {"teacher": {"x": np.float32(0)}, "teacher_head": {}, "gram": {"x": np.float32(-1)}}
+    objective.own_weights = dict
+    for update in range(1, 8):
+        memory = objective.remember(memory, {"x": np.float32(update)}, {}, update)
+        kinds.append(float(memory["gram"]["x"]) != kept)
+        kept = float(memory["gram"]["x"])
+    assert kinds == [True, True, False, True, False, False, False]
+
+
+def test_patches_are_held_to_the_similarities_of_the_kept_teacher():
+    program, config = setup(**GRAM, **{"objective.gram_size": 32, "objective.koleo": 0.0})
+    assert abstract_batch(config, program.mesh)["gram"].shape == (16, 2, 32, 32, 3)
+    judged, batch = program.judged(program.initial_state(0)), jax.device_get(batch_of(program.mesh))
+    model, objective = nnx.merge(program.graphdef, judged.params), nnx.merge(program.objective, judged.own)
+    batch["gram"] = np.random.default_rng(2).integers(256, size=(16, 2, 32, 32, 3), dtype=np.uint8)
+    batch = objective.prepare(batch, jax.random.split(jax.random.key(0), 16))
+    _, tokens = objective.see(model, batch["image"], None, True, batch["masked"])
+    _, large = objective.see(model.resized(32), batch["gram"], patches=True)
+    large = np.asarray(large).reshape(16, 2, 8, 8, -1)
+    # Keys's cubic at a half between four places, with a = -0.75; beyond an edge is the edge.
+    padded = np.pad(large, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+    taps = np.array([-0.09375, 0.59375, 0.59375, -0.09375])
+    rows = sum(tap * padded[:, :, k : k + 7 : 2] for k, tap in enumerate(taps))
+    small = sum(tap * rows[:, :, :, k : k + 7 : 2] for k, tap in enumerate(taps)).reshape(16, 2, 16, -1)
+    ours, theirs = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (np.asarray(tokens), small))
+    ours, theirs = (x @ x.swapaxes(-1, -2) for x in (ours, theirs))
+    wanted = np.square(ours - theirs).mean((1, 2, 3))
+    before, after = (objective(model, batch, Now(None, judged.memory, update)) for update in (2, 3))
+    np.testing.assert_allclose(after.metrics["gram"], wanted, rtol=1e-3)
+    np.testing.assert_allclose(after.each - before.each, 2 * wanted, rtol=1e-3, atol=1e-5)

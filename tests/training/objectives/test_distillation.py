@@ -188,16 +188,6 @@ def test_teacher_in_bfloat16_says_what_its_checkpoint_says_in_bfloat16(teacher):
     assert half < 0.65 * whole
 
 
-def test_teacher_in_bfloat16_keeps_in_float32_what_it_computes_in_float32(tmp_path):
-    _, values = OTHERS["Swin-T"]
-    model = vit_jax.create_model("SwinV2-T/w8", num_classes=CLASSES, **values | dict(image_size=32, window=4))
-    taught = saved(model, tmp_path / "teacher")
-    frozen = open_frozen(config_for(taught, **{"objective.teacher_dtype": "bfloat16"}))
-    attention = nnx.to_pure_dict(nnx.state(frozen.model))["stages"]["1"]["01"]["attention"]
-    assert attention["qkv"]["kernel"].dtype == "bfloat16"
-    assert attention["bias_mlp"]["fc1"]["kernel"].dtype == "float32"
-
-
 def test_memory_and_plan_count_the_teacher(teacher):
     program, first, *_ = stepped(teacher, steps=0, devices=jax.devices()[:1])
     config = config_for(teacher, epochs=5.0, **{"data.source": "digits", "data.num_classes": CLASSES})

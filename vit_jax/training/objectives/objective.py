@@ -147,6 +147,15 @@ class Objective(nnx.Module):
         """
         return memory
 
+    def warning(self, means: dict[str, float], update: int) -> str | None:
+        """A line for the user when the metrics show that training has failed; None: they do not.
+
+        Args:
+          means: of the metrics since the last line of the log.
+          update: number of the last of these updates.
+        """
+        return None
+
     def own_weights(self) -> dict:
         """Its own parameters, without those of its frozen model: what a memory of them takes."""
         return {

@@ -1,0 +1,39 @@
+"""DINOv3's small reference, ViT-L/16 on ImageNet-1k (2508.10104; the authors' `vitl_im1k_lin834`).
+
+    python -m vit_jax.main --config=configs/dinov3.py --workdir=DIR
+
+DINOv2's losses with Sinkhorn-Knopp, a head of their own for patches, prototypes of any length, and rotary
+positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after 14 hours of 32 H100.
+"""
+
+from vit_jax.config import choose, named_values
+from vit_jax.recipes import TeacherRecipe, self_distillation
+
+RECIPE = TeacherRecipe(
+    epochs=100,
+    epoch=1250,
+    learning_rate=1e-3 * (2048 / 1024) ** 0.5,
+    warmup=10,
+    weight_decay=(0.04, 0.4),
+    momentum=0.992,
+    area=(0.32, 1.0),
+    local_area=(0.05, 0.32),
+    temperature=(0.04, 0.07),
+    temperature_warmup=30,
+    blur=(0.0, 0.9, 0.5),  # What the authors' code does; it reads its probabilities the other way round.
+)
+
+
+def get_config(argument=None):
+    values, argument = named_values(argument, model="ViT-L/16")
+    config = self_distillation(RECIPE, 2048)
+    config.model.name = values["model"]
+    config.model.update(dict(layer_scale=1e-5, gelu="erf", initialization="deit"))
+    config.model.update(
+        dict(position="none", rope="dinov3", stochastic_depth=0.3, uniform_depth=True, depth_by="subset")
+    )
+    config.objective.update(dict(centring="sinkhorn", prototype_lengths="free", patch_prototypes=65_536))
+    config.objective.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))
+    config.optimizer.clip, config.optimizer.layer_decay = "module", 0.9
+    config.optimizer.embedding_rate = 0.2
+    return choose(config, argument)

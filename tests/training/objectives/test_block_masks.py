@@ -1,0 +1,70 @@
+"""Masks of blocks: exact counts, and the distribution of the authors' generator."""
+
+import math
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.training.objectives.block_masks import block_masks
+
+GRID = 14, 14
+
+
+def masks_of(count: int, images: int, grid=GRID, seed=0):
+    keys = jax.random.split(jax.random.key(seed), images)
+    made = jax.jit(block_masks, static_argnums=2)(keys, jnp.full(images, count, jnp.int32), grid)
+    return np.asarray(made).reshape(images, *grid)
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (4, 4), (2, 2), (5, 9)])
+def test_exactly_so_many_patches_are_masked(grid):
+    patches = math.prod(grid)
+    counts = jnp.array([1, patches // 3 or 1, patches // 2, patches - 1], jnp.int32)
+    found = block_masks(jax.random.split(jax.random.key(1), 4), counts, grid)
+    assert found.sum(1).tolist() == counts.tolist()
+
+
+def by_the_definition(count: int, rng: random.Random) -> np.ndarray:
+    """A mask by BEiT's algorithm 1 with DINOv3's completion, one step after another."""
+    rows, columns = GRID
+    mask = np.zeros(GRID, bool)
+    while (left := count - mask.sum()) > 0:
+        for _ in range(10):
+            area = rng.uniform(4, left)
+            aspect = math.exp(rng.uniform(math.log(0.3), -math.log(0.3)))
+            height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if height >= rows or width >= columns:
+                continue
+            top, first = rng.randint(0, rows - height), rng.randint(0, columns - width)
+            block = np.zeros(GRID, bool)
+            block[top : top + height, first : first + width] = True
+            if 0 < (block & ~mask).sum() <= left:
+                mask |= block
+                break
+        else:
+            free = np.flatnonzero(~mask)
+            mask.reshape(-1)[rng.sample(free.tolist(), left)] = True
+    return mask
+
+
+@pytest.mark.parametrize("count", [20, 60, 98])
+def test_masks_are_distributed_as_the_definition_says(count):
+    rng, images = random.Random(0), 3000
+    ours = masks_of(count, images).astype(float)
+    theirs = np.stack([by_the_definition(count, rng) for _ in range(images)]).astype(float)
+    # The share of images that mask a patch, and how often neighbours are masked together.
+    error = math.sqrt(0.5 / images)
+    assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 5 * error
+    together = [(x[:, 1:] * x[:, :-1]).sum((1, 2)) for x in (ours, theirs)]
+    spread = max(np.std(each) for each in together)
+    assert abs(together[0].mean() - together[1].mean()) < 5 * spread * math.sqrt(2 / images)
+    assert np.std(together[0]) == pytest.approx(np.std(together[1]), rel=0.15)
+
+
+def test_images_have_masks_of_their_own_which_keys_repeat():
+    made = masks_of(40, 8)
+    assert len({mask.tobytes() for mask in made}) == 8
+    np.testing.assert_array_equal(made, masks_of(40, 8))

@@ -1,0 +1,68 @@
+"""Masks of patches that are made of blocks (BEiT, 2106.08254, algorithm 1), with exact counts."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+SMALLEST = 4  # Patches of a block that is drawn.
+ASPECTS = 0.3, 1 / 0.3  # Height over width of a block.
+ATTEMPTS = 10  # At a block, before the rest is drawn one by one.
+
+
+def block_masks(keys: jax.Array, counts: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """Masks, bool `[images, patches]`, of exactly so many patches each.
+
+    Blocks are drawn until no more fit: areas even between 4 patches and those that are left to mask, aspects
+    log-uniform, places even. What is then missing is drawn one by one, as DINOv3 does.
+
+    Args:
+      keys: one for each image.
+      counts: patches to mask, int32 `[images]`.
+      grid: rows and columns of patches.
+    """
+    return jax.vmap(functools.partial(_mask, grid=grid))(keys, counts)
+
+
+def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    blocks, rest = jax.random.split(key)
+
+    def add_block(state):
+        mask, number, _ = state
+        left = count - mask.sum()
+        candidates, fits = _blocks(jax.random.fold_in(blocks, number), mask, left, grid)
+        chosen = candidates[fits.argmax()] & fits.any()
+        return mask | chosen, number + 1, ~fits.any()
+
+    mask, _, _ = jax.lax.while_loop(
+        lambda state: (state[0].sum() < count) & ~state[2],
+        add_block,
+        (jnp.zeros(grid, bool), jnp.int32(0), jnp.bool_(False)),
+    )
+    mask = mask.reshape(-1)
+    # Masked ones come first, then all others at random.
+    order = jnp.argsort(jnp.where(mask, -1.0, jax.random.uniform(rest, mask.shape)))
+    return jnp.zeros_like(mask).at[order].set(jnp.arange(mask.size) < count)
+
+
+def _blocks(key: jax.Array, mask: jax.Array, left: jax.Array, grid: tuple[int, int]):
+    """Blocks `[attempts, rows, columns]`, and which of them mask something and not too much."""
+    rows, columns = grid
+    area, aspect, down, right = jax.random.uniform(key, (4, ATTEMPTS))
+    area = SMALLEST + area * (left - SMALLEST)
+    low, high = map(math.log, ASPECTS)
+    aspect = jnp.exp(low + aspect * (high - low))
+    height = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
+    width = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
+    inside = (height < rows) & (width < columns)
+    top = jnp.floor(down * (rows - height + 1)).astype(jnp.int32)
+    first = jnp.floor(right * (columns - width + 1)).astype(jnp.int32)
+    row, column = jnp.arange(rows)[:, None], jnp.arange(columns)
+
+    def block(top, height, first, width):
+        return (row >= top) & (row < top + height) & (column >= first) & (column < first + width)
+
+    made = jax.vmap(block)(top, height, first, width)
+    new = (made & ~mask).sum((1, 2))
+    return made, inside & (new > 0) & (new <= left)

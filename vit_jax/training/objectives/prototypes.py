@@ -1,0 +1,101 @@
+"""Heads that compare features with prototypes, and how a teacher's cosines become what a student learns.
+
+They are those of DINO (Caron et al., 2021; 2104.14294), of which iBOT (2111.07832), DINOv2 (2304.07193) and
+DINOv3 (2508.10104) have two.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models import initializers
+
+ITERATIONS = 3  # Of Sinkhorn and Knopp, as all authors take.
+
+
+class PrototypeHead(nnx.Module):
+    """An MLP of three layers, whose directions are compared with those of prototypes.
+
+    Args:
+      features: width of what enters.
+      hidden: width of the MLP.
+      bottleneck: width of what is compared.
+      prototypes: how many.
+      lengths: of the prototypes: `one`; `learned`, each its own, at first 1; or `free`, as their
+        parameters are.
+    """
+
+    def __init__(
+        self, features: int, hidden: int, bottleneck: int, prototypes: int, lengths: str, *, rngs: nnx.Rngs
+    ):
+        self.lengths = lengths
+        normal = initializers.normal(0.02)
+        widths = (features, hidden, hidden, bottleneck)
+        self.layers = nnx.Dict(
+            {
+                str(number): nnx.Linear(before, after, kernel_init=normal, rngs=rngs)
+                for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
+            }
+        )
+        self.prototypes = nnx.Param(normal(rngs.params(), (bottleneck, prototypes)))
+        self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
+
+    @property
+    def count(self) -> int:
+        """Number of prototypes."""
+        return self.prototypes.shape[1]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Turns features `[..., features]` into logits, cosines at lengths of 1, `[..., prototypes]`."""
+        x = x.astype(jnp.float32)
+        for index, layer in self.layers.items():
+            x = layer(x if index == "0" else jax.nn.gelu(x, approximate=False))
+        prototypes = self.prototypes[...]
+        logits = unit(x) @ (prototypes if self.lengths == "free" else unit(prototypes, axis=0))
+        return logits if self.gains is None else logits * self.gains[...]
+
+
+def unit(x: jax.Array, axis: int = -1) -> jax.Array:
+    """The same directions, of length 1."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis, keepdims=True), 1e-12))
+
+
+def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS) -> jax.Array:
+    """Distributions over prototypes, `[samples, prototypes]`, that use all prototypes alike.
+
+    Sinkhorn's and Knopp's iterations scale exp(logits) so that each prototype is given as much, then so that
+    each sample gives 1 (SwAV, 2006.09882, section 3.1). Samples are those of the whole batch, on all devices.
+
+    Args:
+      logits: over the temperature, `[samples, prototypes]`.
+      weights: 1 for a sample, 0 for one that counts for nothing and whose distribution is zero.
+    """
+    real = weights > 0
+    plan = jnp.where(real[:, None], logits, -jnp.inf)
+    for _ in range(iterations):
+        plan = plan - jax.nn.logsumexp(plan, axis=0)
+        each = jax.nn.logsumexp(plan, axis=1, keepdims=True)
+        plan = plan - jnp.where(real[:, None], each, 0)
+    return jnp.exp(plan)
+
+
+def koleo(x: jax.Array, group: int | None = None) -> jax.Array:
+    """The loss of each image that its features lie near another's, `[batch]`: minus the log of how far.
+
+    It is the estimator of entropy by Kozachenko and Leonenko (1806.03198, section 3.1).
+
+    Args:
+      x: features `[batch, features]`.
+      group: images among which the nearest is looked for, that many in the batch's order; None: all.
+    """
+    x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
+    near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
+    near = jnp.where(jnp.eye(x.shape[1], dtype=bool), -2, near)
+    nearest = jnp.take_along_axis(x, near.argmax(-1)[..., None], axis=1)
+    distance = jnp.sqrt(jnp.square(x - nearest + 1e-8).sum(-1))
+    return -jnp.log(distance + 1e-8).reshape(-1)
+
+
+def entropy(distributions: jax.Array) -> jax.Array:
+    """Entropy over the last axis, in nats."""
+    return -(distributions * jnp.log(jnp.maximum(distributions, 1e-30))).sum(-1)
