@@ -9,6 +9,9 @@ alphabets that are not among them. `configs/composed.py` is the recipe.
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.command import read_config
+from vit_jax.runs.jobs import CONFIGS
+
 UPSTREAM, DOWNSTREAM = "letters", ("greek", "cyrillic", "armenian", "georgian")
 # Three sizes of three families, by rising compute.
 MODELS = {
@@ -62,6 +65,21 @@ def fewshot(
     """
     sets = tuple(f"{source}:{name}@train[:{images}],test[:2000]" for name in collections or DOWNSTREAM)
     return {"fewshot__sets": sets, "fewshot__shots": (shots,), "fewshot__every": steps}
+
+
+def steps_of_equal_compute(config: str, values: Mapping[str, Any], steps: int) -> int:
+    """The steps in which a run with some values has the compute of so many without them.
+
+    Args:
+      values: of the config, a dot written as two underscores.
+    """
+    from vit_jax.planning.estimate import make_workload
+
+    file, _, argument = config.partition(":")
+    plain, other = (read_config(f"{CONFIGS / file}.py:{argument}") for _ in range(2))
+    other.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+    costs = [make_workload(each, None).multiply_adds for each in (plain, other)]
+    return max(1, round(steps * costs[0] / costs[1]))
 
 
 def shorter(steps: int) -> Mapping[str, Any]:

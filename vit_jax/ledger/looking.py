@@ -106,6 +106,45 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
     return Seen(model, images, masks, seen["rollout"][:, -1], seen["distance"])
 
 
+@functools.cache
+def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
+    """How well the class token's attention covers the labelled object of a run's test images, from 0 to 1.
+
+    Of each head of the last layer the patches that have most of its attention, `share` of it in all, are
+    compared with the object by Jaccard's index; of each image the best head counts (DINO, 2104.14294, section
+    4.2.2). The mean over the images.
+    """
+    from vit_jax.inspection.drawing import look
+    from vit_jax.load import build_model
+    from vit_jax.runs.workdir import checkpoint_crop, open_any
+
+    opened = open_any(str(workdir))
+    model = build_model(opened, say=str)
+    images, masks = test_images(workdir, checkpoint_crop(opened, model.image_size))
+    heads = look(model, images, 16)["heads"]
+    return float(np.mean(best_jaccard(heads, masks, share)))
+
+
+def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarray:
+    """Jaccard's index of the best head of each image with its mask, `[images]`.
+
+    Args:
+      heads: attention, `[images, heads, rows, columns]`, of which each sums to 1.
+      masks: bool `[images, height, width]`, multiples of rows and columns.
+      share: of the attention that a head's patches have, the largest first.
+    """
+    flat = heads.reshape(*heads.shape[:2], -1)
+    order = np.argsort(-flat, axis=-1, kind="stable")
+    before = np.cumsum(np.take_along_axis(flat, order, -1), -1) - np.take_along_axis(flat, order, -1)
+    kept = np.zeros(flat.shape, bool)
+    np.put_along_axis(kept, order, before < share, -1)
+    kept = kept.reshape(heads.shape)
+    for axis, side in ((2, masks.shape[1]), (3, masks.shape[2])):
+        kept = kept.repeat(side // kept.shape[axis], axis=axis)
+    both, either = kept & masks[:, None], kept | masks[:, None]
+    return (both.sum((2, 3)) / np.maximum(either.sum((2, 3)), 1)).max(axis=1)
+
+
 def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
     """Images of a folder, of which no masks are known."""
     from vit_jax.data.image_files import ImageFiles, find_images, read_images

@@ -21,6 +21,19 @@ OTHERS = {
         "model__window": 2,
     },
 }
+# Objectives without labels by the values of their runs, for small models on images of 64 pixels.
+DINO = {"name": "dino", "head_hidden": 256, "bottleneck": 64, "prototypes": 1024, "teacher_momentum": 0.99}
+DINO |= {"local_crops": 4, "local_size": 32, "local_area": (0.1, 0.4)}
+PATCHES = {"patch_weight": 1.0, "patch_prototypes": 1024, "centring": "sinkhorn", "koleo": 0.1}
+OBJECTIVES = {
+    name: {f"objective__{key}": value for key, value in values.items()}
+    for name, values in {
+        "masked patches": {"name": "masked_patch"},
+        "MAE": {"name": "mae", "decoder_dim": 64, "decoder_depth": 2, "decoder_heads": 4},
+        "DINO": DINO,
+        "DINOv2": DINO | PATCHES,
+    }.items()
+}
 
 
 def few_labels(
