@@ -454,7 +454,8 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     train(config, tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
     config.optimizer.name = "adafactor"  # It alone bounds its updates.
-    config.objective.local_crops = 1  # Without any nobody asks for their size.
+    # Without any nobody asks for their size, and for what is masked.
+    config.objective.local_crops, config.objective.patch_weight = 1, 1.0
     for name in OBJECTIVES.keys() - {"classification"}:
         classes = 10 if OBJECTIVES[name].labels else 0
         learns = name == "distillation"
@@ -471,8 +472,8 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         part = config[section] if section else config
         if (*part.keys(), name) not in read:
             unread.add(key)
-    # The run's length is given in steps here, and no checkpoint's head is there to keep.
-    assert unread - {"epochs", "finetune.head"} == {"data.unheeded"}
+    # The run's length is given in steps here, and there is no checkpoint of which anything were kept.
+    assert unread - {"epochs", "finetune.head", "finetune.objective"} == {"data.unheeded"}
 
 
 def test_options_that_are_annotated_are_read_too(tmp_path):

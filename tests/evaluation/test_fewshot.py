@@ -279,7 +279,7 @@ def test_neighbours_vote_during_training_as_on_the_checkpoint(run, tmp_path):
     assert line in (run / "log.txt").read_text()
     options = {"set": [data_set("digits:")], "neighbours": [1, 20]}
     found = run_suites(run, ["knn"], tmp_path, options=options, say=str).rows
-    assert {row.name: row.accuracy for row in found} == {
+    assert {row.name: row.accuracy for row in found.values()} == {
         "digits, 1-NN": pytest.approx(nearest, abs=1 / 360),
         "digits, 20-NN": pytest.approx(near, abs=1 / 360),
     }
