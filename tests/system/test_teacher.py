@@ -57,11 +57,26 @@ def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_pat
     assert vit_jax.load_model(tmp_path / "killed", say=str).num_classes == 10
 
 
+# Patches with a centre of their own, a kept teacher, a warm-up of the temperature, prototypes that stay.
+OF_PATCHES = {
+    "patch_weight": 1.0,
+    "patch_prototypes": 8,
+    "gram": 1.0,
+    "gram_from": 1,
+    "gram_every": 2,
+    "gram_size": 32,
+    "koleo": 0.1,
+    "teacher_temperature_end": 0.07,
+    "teacher_temperature_steps": 3,
+    "frozen_prototype_steps": 1,
+}
+
+
 @pytest.mark.slow
-def test_run_with_views_of_two_sizes_goes_on_to_the_bit(tmp_path):
-    head = {"objective.head_hidden": 16, "objective.prototypes": 12}
-    local = {"objective.local_crops": 2, "objective.local_size": 8}
-    config = small(steps=4, evaluate_every=4, **{"objective.name": "dino"}, **head, **local)
+@pytest.mark.parametrize("more", [{}, OF_PATCHES], ids=["DINO", "DINOv2 with Gram anchoring"])
+def test_run_with_views_of_two_sizes_goes_on_to_the_bit(tmp_path, more):
+    values = {"name": "dino", "head_hidden": 16, "prototypes": 12, "local_crops": 2, "local_size": 8} | more
+    config = small(steps=4, evaluate_every=4, **{f"objective.{key}": x for key, x in values.items()})
     vit_jax.train(config, tmp_path / "whole")
     with pytest.raises(Killed):
         vit_jax.train(config, tmp_path / "killed", on_log=kill)
