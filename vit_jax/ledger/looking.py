@@ -108,7 +108,7 @@ def seen_by(checkpoint: str, folder: str = "") -> Seen:
 
 @functools.cache
 def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
-    """How well the class token's attention covers the labelled object of a run's test images, from 0 to 1.
+    """Jaccard's index of the class token's attention with the labelled objects of a run's test images.
 
     Of each head of the last layer the patches that have most of its attention, `share` of it in all, are
     compared with the object by Jaccard's index; of each image the best head counts (DINO, 2104.14294, section
