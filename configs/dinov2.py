@@ -1,9 +1,9 @@
 """Self-distillation of images and their patches without labels (DINOv2, 2304.07193).
 
     python -m vit_jax.main --config=configs/dinov2.py --workdir=DIR
-    python -m vit_jax.main --config=configs/dinov2.py:run=large --workdir=DIR --config.data.path=imagenet21k
+    python -m vit_jax.main --config=configs/dinov2.py:run=large --workdir=DIR
     python -m vit_jax.main --config=configs/dinov2.py:from=DINOv2-S/14 --workdir=DIR \\
-        --config.data.source=folder --config.data.path=PHOTOS
+        --config.data.path=PHOTOS
 
 `short` is the authors' `vitl16_short`, ViT-L/16 on ImageNet-1k (81.6 % by k-NN and 82.9 % by a linear probe,
 by their report); `large` is `vitl14`, on ImageNet-21k. With `from`, a published model's name, or what
@@ -14,23 +14,9 @@ folder of photographs, one device. Colours, crops and losses are the authors' in
 from vit_jax.config import choose, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.published.weights import checkpoint_of
-from vit_jax.recipes import TeacherRecipe, self_distillation
+from vit_jax.recipes import DINOV2, self_distillation
 
-EPOCH = 1250  # Steps, as the authors count.
-SHORT = TeacherRecipe(
-    epochs=100,
-    epoch=EPOCH,
-    learning_rate=4e-3 * (2048 / 1024) ** 0.5,
-    warmup=10,
-    weight_decay=(0.04, 0.4),
-    momentum=0.992,
-    area=(0.32, 1.0),
-    local_area=(0.05, 0.32),
-    temperature=(0.04, 0.07),
-    temperature_warmup=30,
-    blur=(0.0, 0.9, 0.5),  # What the authors' code does; it reads its probabilities the other way round.
-)
-LARGE = SHORT._replace(
+LARGE = DINOV2._replace(
     epochs=500,
     learning_rate=2e-4 * (3072 / 1024) ** 0.5,
     warmup=80,
@@ -38,7 +24,7 @@ LARGE = SHORT._replace(
     momentum=0.994,
 )
 # The rate is that at which DINOv2's own training ends, times ten.
-ON = SHORT._replace(
+ON = DINOV2._replace(
     epochs=1,
     epoch=1000,
     learning_rate=1e-5,
@@ -58,7 +44,7 @@ def get_config(argument=None):
     if values["run"] not in ("short", "large"):
         raise UserError(f"no run {values['run']!r}; {nearest(values['run'], ('short', 'large'))}")
     short = values["run"] == "short"
-    config = self_distillation(SHORT if short else LARGE, 2048 if short else 3072, 96 if short else 98)
+    config = self_distillation(DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98)
     config.model.name = values["model"] or ("ViT-L/16" if short else "DINOv2-L/14")
     config.model.update(dict(layer_scale=1e-5, gelu="erf", initialization="deit"))
     config.model.position_resize = "bicubic_offset"
@@ -69,7 +55,8 @@ def get_config(argument=None):
         config.model.mlp, config.model.hidden = "swiglu", 2736  # The released ones, distilled, have an MLP.
         config.objective.update(dict(prototypes=131_072, bottleneck=384, centring="sinkhorn"))
         config.objective.update(dict(patch_prototypes=131_072, patch_bottleneck=256))
-        config.data.path = "imagenet21k"
+        config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
+        config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
     return choose(config, argument)
 
 
@@ -84,6 +71,8 @@ def _on_from(source):
     config = self_distillation(ON, 64)
     config.finetune.checkpoint = checkpoint_of(source)
     config.model.update(dict(name="", dtype="float32", mean=None, deviation=None))
+    config.data.source, config.data.path = "folder", ""
+    config.data.train_split, config.data.test_split = "all[:95%]", "all[95%:]"
     _losses(config)
     config.objective.update(dict(prototypes=4096, koleo_group=None, local_size=98))
     config.optimizer.layer_decay = 0.9

@@ -7,21 +7,9 @@ positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after
 """
 
 from vit_jax.config import choose, named_values
-from vit_jax.recipes import TeacherRecipe, self_distillation
+from vit_jax.recipes import DINOV2, self_distillation
 
-RECIPE = TeacherRecipe(
-    epochs=100,
-    epoch=1250,
-    learning_rate=1e-3 * (2048 / 1024) ** 0.5,
-    warmup=10,
-    weight_decay=(0.04, 0.4),
-    momentum=0.992,
-    area=(0.32, 1.0),
-    local_area=(0.05, 0.32),
-    temperature=(0.04, 0.07),
-    temperature_warmup=30,
-    blur=(0.0, 0.9, 0.5),  # What the authors' code does; it reads its probabilities the other way round.
-)
+RECIPE = DINOV2._replace(learning_rate=1e-3 * (2048 / 1024) ** 0.5)
 
 
 def get_config(argument=None):

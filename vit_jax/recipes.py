@@ -91,6 +91,22 @@ class TeacherRecipe(NamedTuple):
     blur: tuple[float, float, float] = (1.0, 0.1, 0.5)
 
 
+# DINOv2's short run; the later ones differ in a few of these.
+DINOV2 = TeacherRecipe(
+    epochs=100,
+    epoch=1250,  # Steps, as the authors count.
+    learning_rate=4e-3 * (2048 / 1024) ** 0.5,
+    warmup=10,
+    weight_decay=(0.04, 0.4),
+    momentum=0.992,
+    area=(0.32, 1.0),
+    local_area=(0.05, 0.32),
+    temperature=(0.04, 0.07),
+    temperature_warmup=30,
+    blur=(0.0, 0.9, 0.5),  # What the authors' code does; it reads its probabilities the other way round.
+)
+
+
 def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 96) -> ConfigDict:
     """The values that DINO, DINOv2 and DINOv3 share: views, their colours, and the optimizer.
 
@@ -102,6 +118,7 @@ def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 
     config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.batch_size, config.steps = batch_size, round(recipe.epochs * recipe.epoch)
     config.data.source, config.data.path = "tfds", "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
     config.data.image_size, config.data.test_resize = 224, 256
     config.data.interpolation, config.data.crop = "bicubic", "random_resized"
     config.data.crop_area, config.data.crop_aspect = recipe.area, (3 / 4, 4 / 3)
