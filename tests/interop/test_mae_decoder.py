@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import randomise
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 
 import vit_jax
 from vit_jax.config import base_config, check
@@ -67,11 +67,11 @@ def authors_file(torch, tmp_path):
         for name, tensor in known.items():
             if ".attention.attention." in name:
                 parts = [re.sub("query|key|value", part, name) for part in ("query", "key", "value")]
-                tensor = torch.cat([known[part] for part in parts])
+                tensor = np.concatenate([known[part] for part in parts])
                 name = re.sub(r"attention\.attention\.\w+", "attn.qkv", name)
             for theirs, other in NAMES.items():
                 name = re.sub(theirs, other, name)
-            tensors[name] = tensor
+            tensors[name] = torch.from_numpy(tensor)
         torch.save({"model": tensors}, tmp_path / "mae_full.pth")
         return tmp_path / "mae_full.pth"
 
