@@ -7,7 +7,6 @@ Google's format, or a new folder for Transformers, or for timm where Transformer
 `--to` chooses.
 """
 
-import math
 import re
 import tempfile
 from collections import Counter
@@ -23,7 +22,7 @@ from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.torch_files import is_torch_file, unpack
 from vit_jax.runs.workdir import open_any
-from vit_jax.save import check_destination, library_of, objective_beside
+from vit_jax.save import check_destination, left_out, library_of, objective_beside
 
 flags.DEFINE_enum("to", None, sorted(WRITTEN), "format to write")
 flags.DEFINE_integer("num_classes", None, "width of the head: another one starts at zero; 0: none")
@@ -84,9 +83,7 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     for line in done.describe():
         print(line)
     if checkpoint.objective:
-        what = f"{checkpoint.objective.name}'s own parameters"
-        count = sum(map(math.prod, shapes.values()))
-        print(f"kept: {what}, {count:,}" if objective else f"left out, for want of a place: {what}")
+        print(f"kept: {objective.count(shapes)}" if objective else left_out(checkpoint.objective))
     for line in lost(checkpoint.preprocessing, values["image_size"], library):
         print(f"note: not written: {line}")
     print(f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit")

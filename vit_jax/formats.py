@@ -13,7 +13,7 @@ from vit_jax.config import VALUES, from_json, leaves
 from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
 
-FORMAT = 3
+FORMAT = 4
 
 
 def saved_config(text: str, format: int) -> ConfigDict:
@@ -28,6 +28,8 @@ def saved_config(text: str, format: int) -> ConfigDict:
         config.update_from_flattened_dict(_format_1(config))
     if format < 3:
         config.update_from_flattened_dict(_format_2(config))
+    if format < 4:
+        config.update_from_flattened_dict(_format_3(config))
     return config
 
 
@@ -46,6 +48,12 @@ def _format_1(config: ConfigDict) -> dict[str, Any]:
 def _format_2(config: ConfigDict) -> dict[str, Any]:
     """The values that a config's text meant until format 2, where that differs."""
     starts = config.finetune.checkpoint is not None and config.objective.name in ("mae", "masked_patch")
+    return {"finetune.objective": "new"} if starts else {}
+
+
+def _format_3(config: ConfigDict) -> dict[str, Any]:
+    """The values that a config's text meant until format 3, where that differs."""
+    starts = config.finetune.checkpoint is not None and config.objective.name == "dino"
     return {"finetune.objective": "new"} if starts else {}
 
 

@@ -1,33 +1,40 @@
 """Writes a model in the format of another library: what `python -m vit_jax.convert` does, from Python."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.interop.beside import ObjectiveParams, Shapes
 from vit_jax.interop.checkpoint import (
     LIBRARIES,
     WRITTEN,
     Checkpoint,
-    ObjectiveParams,
     complete,
     fit,
     params_of,
     save,
 )
+from vit_jax.interop.preprocessing import lost
 from vit_jax.models.image_model import ImageModel
 from vit_jax.runs.warm_start import objective_shapes
 from vit_jax.runs.workdir import absolute, open_any
 
 
 def save_model(
-    model: ImageModel | str | Path, path: str | Path, *, library: str | None = None, **changes: Any
+    model: ImageModel | str | Path,
+    path: str | Path,
+    *,
+    library: str | None = None,
+    say: Callable[[str], None] = print,
+    **changes: Any,
 ) -> Path:
     """Writes a model, with its preprocessing and its class names where the format can hold them.
 
     What was written is read back and compared, bit for bit. Of a checkpoint what its objective has is written
-    too, such as mae's decoder, where the library has a place for it.
+    too, such as mae's decoder or dino's heads: in the library's way, or in files of ours beside the model.
 
     Args:
       model: of `load_model` or `create_model`, with its parameters as they are now; or a checkpoint, what
@@ -35,6 +42,7 @@ def save_model(
       path: a new `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
         Transformers has no such model.
       library: `google`, `timm` or `transformers`; None: as the path says.
+      say: is told in a line each of what the format has no place for.
       **changes: of a checkpoint, arguments of the model to change, as of `load_model`.
 
     Returns:
@@ -69,13 +77,23 @@ def save_model(
     check_destination(destination, library)
     objective = objective_beside(checkpoint, values, library) if checkpoint else (None, {})
     save(destination, library, kind, values, read, preprocessing, class_names, *objective)
+    if checkpoint and checkpoint.objective and objective[0] is None:
+        say(left_out(checkpoint.objective))
+    for line in lost(preprocessing, values["image_size"], library):
+        say(f"note: not written: {line}")
     return destination
+
+
+def left_out(own: ObjectiveParams) -> str:
+    """The line that says that an objective's parameters were not written."""
+    return f"left out, for want of a place: {own.name}'s own parameters"
 
 
 def objective_beside(
     checkpoint: Checkpoint, values: dict[str, Any], library: str
-) -> tuple[ObjectiveParams | None, dict[str, tuple[int, ...]]]:
-    """The parameters of an objective that a checkpoint has and the library has a place for, and their shapes.
+) -> tuple[ObjectiveParams | None, Shapes]:
+    """The parameters of an objective that a checkpoint has, and their shapes; None where the library's files
+    are no folder, and have no place for them.
 
     Args:
       values: the model's arguments, all of them.
@@ -84,8 +102,7 @@ def objective_beside(
     if own is None:
         return None, {}
     shapes = objective_shapes(own, model, values)
-    held = LIBRARIES[library].writes_objective(model, values, own.name, own.values)
-    return (own, shapes) if held else (None, {})
+    return (None, {}) if LIBRARIES[library].suffix else (own, shapes)
 
 
 def library_of(destination: Path, model: type[ImageModel], values: dict[str, Any]) -> str:

@@ -156,11 +156,17 @@ def test_authors_file_becomes_transformers_model_and_computes_the_same(
     assert_alike(torch, theirs, started(tmp_path / "ours", **{"objective.normalize_targets": False}))
 
 
-def test_what_a_library_has_no_place_for_is_named(drawn, tmp_path):
-    _, folder = drawn()
+def test_what_a_library_has_no_place_for_lies_beside_the_model_or_is_named(drawn, tmp_path):
+    _, folder = drawn(norm_pix_loss=True)
     printed = convert(folder, tmp_path / "ours", "--to=timm", "--position=1d")
-    assert "left out, for want of a place: mae's own parameters" in printed
+    assert "kept: mae's own parameters" in printed
     assert not any("decoder" in name for name in load_file(tmp_path / "ours" / "model.safetensors"))
+    first, second = (started(place).origin for place in (folder, tmp_path / "ours"))
+    assert first.found[-1] == second.found[-1]
+    jax.tree.map(np.testing.assert_array_equal, first.read_objective(), second.read_objective())
+    lines = []
+    vit_jax.save_model(folder, tmp_path / "ours.npz", position="1d", gelu="tanh", say=lines.append)
+    assert "left out, for want of a place: mae's own parameters" in lines
 
 
 def test_a_model_goes_to_transformers_and_back_with_its_decoder(drawn, tmp_path):

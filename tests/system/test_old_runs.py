@@ -15,7 +15,7 @@ import vit_jax
 from tests.system.conftest import SMALL, parameters
 from tests.system.test_bad_input import fails
 from vit_jax.config import base_config, to_json
-from vit_jax.formats import settled
+from vit_jax.formats import FORMAT, settled
 
 GOLDEN = Path(__file__).parent / "golden" / "format_1"
 ARGUMENTS = (
@@ -108,19 +108,21 @@ def test_run_of_a_later_format_is_refused(run, old_run):
     assert "is of format 1000" in fails(run, *ARGUMENTS, f"--workdir={old_run}")
 
 
-def test_run_whose_decoder_started_at_random_goes_on_so():
+@pytest.mark.parametrize(("objective", "format"), [("mae", 2), ("dino", 3)])
+def test_run_whose_decoder_or_heads_started_at_random_goes_on_so(objective, format):
     config = base_config()
-    config.objective.name, config.finetune.checkpoint = "mae", "/some/encoder"
+    config.objective.name, config.finetune.checkpoint = objective, "/some/encoder"
     text = json.loads(to_json(config))
-    del text["finetune"]["objective"]
-    goes_on, notes = settled(config, json.dumps(text), 2)
+    goes_on, notes = settled(config, json.dumps(text), format)
     assert (goes_on.finetune.objective, notes) == ("new", ["config.finetune.objective is 'new'"])
-    assert settled(config, to_json(config), 3) == (config, [])
+    del text["finetune"]["objective"]
+    assert settled(config, json.dumps(text), format)[1] == notes
+    assert settled(config, to_json(config), format + 1) == (config, [])
 
 
 @pytest.mark.slow
 def test_new_run_goes_on_without_a_note(run, finished):
-    assert json.loads((finished / "manifest.json").read_text())["format"] == 3
+    assert json.loads((finished / "manifest.json").read_text())["format"] == FORMAT
     result = run(*SMALL, f"--workdir={finished}")
     assert result.returncode == 0 and "goes on as it began" not in result.stdout
 

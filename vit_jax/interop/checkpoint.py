@@ -22,6 +22,7 @@ from flax import nnx
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
 from vit_jax.interop import google, open_clip, timm, transformers
+from vit_jax.interop.beside import ObjectiveParams, Shapes, open_beside, write_beside
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.library import TRAINING_ONLY, ObjectiveFormat, Tensors
 from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_patches, resize_positions
@@ -52,15 +53,6 @@ _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErro
 
 # Those that a user may change so that a format can say them.
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
-
-
-class ObjectiveParams(NamedTuple):
-    """Parameters somewhere that an objective of training has beside a model's."""
-
-    name: str  # Of the objective.
-    values: dict[str, Any]  # Of `config.objective`, as far as the checkpoint says them.
-    # Turns shapes by our path into the reading of each parameter. It raises UserError where they are others.
-    sources: Callable[[dict[str, tuple[int, ...]]], dict[str, Callable[[], np.ndarray]]]
 
 
 class Checkpoint(NamedTuple):
@@ -139,6 +131,8 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         tensors, own = _apart(form.objective, tensors)
         _check(path, mapped, tensors)
         objective = _objective_params(path, library.title, form.objective, own, config)
+        if objective is None and path.is_dir():
+            objective = open_beside(path, _finite)
     except UserError:
         raise
     except _MALFORMED as error:
@@ -458,7 +452,7 @@ def save(
     preprocessing: Preprocessing | None = None,
     class_names: Sequence[str] = (),
     objective: ObjectiveParams | None = None,
-    objective_shapes: dict[str, tuple[int, ...]] | None = None,
+    objective_shapes: Shapes | None = None,
 ) -> list[Entry]:
     """Writes a model's parameters in another library's format, and reads them back to be sure.
 
@@ -470,7 +464,8 @@ def save(
       preprocessing: what the model should see of an image; None: 7/8 of the short side, bilinear. Google's
         format cannot hold it, nor the names.
       class_names: of all classes, or none.
-      objective: what of training is written beside the model; the library must have a place for it.
+      objective: what of training is written beside the model: in the library's way where it has one, else in
+        files of ours. Google's format has no place for it.
       objective_shapes: of its parameters, by our path.
 
     Raises:
@@ -485,9 +480,12 @@ def save(
     for entry in mapped:
         arrays |= entry.split(np.asarray(read(entry.path)))
     arrays = form.finish(arrays, values)
-    own = {}
+    own, memory, among = {}, {}, False
     if objective:
+        among = written_by.writes_objective(model, values, objective.name, objective.values)
         own = {path: source() for path, source in objective.sources(objective_shapes).items()}
+        memory = {name: tensor.read() for name, tensor in objective.memory.items()}
+    if among:
         prefix = form.objective.prefix
         mapped = [entry._replace(names=tuple(prefix + name for name in entry.names)) for entry in mapped]
         described |= form.objective.describe(values, objective.values)
@@ -504,10 +502,12 @@ def save(
             write_safetensors(temporary / "model.safetensors", arrays)
             for name, content in files.items():
                 (temporary / name).write_text(json.dumps(content, indent=2) + "\n")
+            if objective and not among:
+                write_beside(temporary, objective.name, objective.values, own, memory)
         again = open_checkpoint(temporary, values["image_size"])
         _compare(again, written_by.title, model, values, read)
         if objective:
-            _compare_objective(again.objective, written_by.title, objective.values, own)
+            _compare_objective(again.objective, written_by.title, objective.values, own, memory)
     return mapped
 
 
@@ -533,8 +533,8 @@ def _compare(written: Checkpoint, library: str, model: type, values: dict, read)
             raise UserError(f"{library} does not hold {path} exactly")
 
 
-def _compare_objective(written: ObjectiveParams, library: str, values: dict, own: dict) -> None:
-    """Raises UserError unless an objective's parameters and values are what was written, bit for bit."""
+def _compare_objective(written: ObjectiveParams, library: str, values: dict, own: dict, memory: dict) -> None:
+    """Raises UserError unless what an objective has is what was written, bit for bit."""
     for name, value in written.values.items():
         if values.get(name, value) != value:
             raise UserError(f"{library} cannot say config.objective.{name}={values[name]!r}")
@@ -542,6 +542,9 @@ def _compare_objective(written: ObjectiveParams, library: str, values: dict, own
     for path, array in own.items():
         if not np.array_equal(sources[path](), array):
             raise UserError(f"{library} does not hold {written.name}'s {path} exactly")
+    for name, array in memory.items():
+        if not np.array_equal(written.memory[name].read(), array):
+            raise UserError(f"{library} does not hold {written.name}'s {name} exactly")
 
 
 def _flag(value) -> str:

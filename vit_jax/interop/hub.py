@@ -6,6 +6,7 @@ from pathlib import Path
 from vit_jax.errors import UserError
 
 _FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
+_FILES += ["objective.json", "objective.safetensors"]
 
 
 def download(address: str) -> Path:

@@ -15,19 +15,24 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import timm
+from vit_jax.interop.beside import write_beside
 from vit_jax.interop.preprocessing import IMAGENET
+from vit_jax.interop.projection_heads import OWNS, read_heads
 
 SUFFIXES = (".pth", ".pt")
 OLDEST_TORCH = (2, 6)  # Before, weights_only=True could be made to run code (CVE-2025-32434).
 
-# Finds the tensors, by the key that is asked for or the only one that holds some, and saves them.
+# Finds the tensors, by the key that is asked for or the only one that holds some, and saves them with what
+# the losses of training remember. An `argparse.Namespace` holds the training's arguments and is no more than
+# its values, which are read by the same rule.
 _READ = f"""
-import re, sys
+import argparse, re, sys
 import torch
 from safetensors.torch import save_file
 source, destination, key = sys.argv[1:]
 if tuple(map(int, re.findall(r"\\d+", torch.__version__)[:2])) < {OLDEST_TORCH}:
     sys.exit(f"torch {{torch.__version__}} is too old to read it safely; install torch 2.6 or later")
+torch.serialization.add_safe_globals([argparse.Namespace])
 try:
     content = torch.load(source, map_location="cpu", weights_only=True)
 except Exception as error:
@@ -40,12 +45,22 @@ except Exception as error:
 def tensors(value):
     return isinstance(value, dict) and value and all(isinstance(x, torch.Tensor) for x in value.values())
 
+if isinstance(content, dict) and tensors(content.get("model")):
+    parts = {{}}
+    for name, x in content["model"].items():
+        parts.setdefault(name.partition(".")[0], {{}})[name.partition(".")[2]] = x
+    if {{"student", "teacher"}} <= parts.keys():
+        content = parts
+losses = {{}}
 if not tensors(content):
     inside = [name for name, value in content.items() if tensors(value)] if isinstance(content, dict) else []
+    losses = {{name: content[name] for name in inside if str(name).endswith("_loss")}}
+    inside = [name for name in inside if name not in losses]
     if key and key not in inside or not inside or len(inside) > 1 and not key:
         there = ", ".join(map(str, inside)) or "none"
         sys.exit(f"tensors are asked for by their key, FILE@KEY; there are: {{there}}")
     content = content[key or inside[0]]
+content = content | {{f"{{loss}}.{{name}}": x for loss, held in losses.items() for name, x in held.items()}}
 floats = {{name: x.detach().clone().contiguous() for name, x in content.items() if x.is_floating_point()}}
 save_file(floats, destination)
 """
@@ -53,10 +68,12 @@ save_file(floats, destination)
 # Prefixes that wrappers put before names, and names that authors have where timm has others.
 _PREFIXES = r"^(module\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {"register_tokens": "reg_token", r"\.mlp\.w12\.": ".mlp.fc1.", r"\.mlp\.w3\.": ".mlp.fc2."}
+_RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."  # Blocks in chunks, which count through all of them.
 _SEEN = dict(mean=IMAGENET["mean"], std=IMAGENET["deviation"], interpolation="bicubic", crop_pct=0.875)
 # What belongs to pre-training and not to the model: tokens that mask, decoders, projection heads.
 # What an objective starts from is kept.
-_LEFT_OUT = r"^(mask_token|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|projector|predictor)"
+_LEFT_OUT = r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
+_LEFT_OUT += r"|^(projector|predictor)"
 
 
 def is_torch_file(source: str) -> bool:
@@ -65,7 +82,7 @@ def is_torch_file(source: str) -> bool:
 
 
 def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
-    """Writes the tensors of one of PyTorch's files into a folder as timm has them.
+    """Writes the tensors of one of PyTorch's files into a folder as timm has them, DINO's heads beside them.
 
     They see pixels by ImageNet's mean and deviation, 7/8 of the short side, as the authors of DINO, DINOv2,
     MAE and DeiT have it.
@@ -98,8 +115,15 @@ def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
     named = [(_short(name), array) for name, array in load_file(read).items()]
     form = next((form for form in timm.LIBRARY.formats if form.claims({}, dict(named))), None)
     kept = form.objective.owns if form and form.objective else "$"
+    notes, heads = [], None
+    try:
+        heads = read_heads({short: array for short, array in named if OWNS.match(short)})
+    except UserError as error:
+        notes.append(f"the heads are not read: {error}")
     tensors, left_out = {}, []
     for short, array in named:
+        if heads and OWNS.match(short):
+            continue
         if re.match(_LEFT_OUT, short) and not re.match(kept, short):
             left_out.append(short)
         elif short in tensors:
@@ -113,8 +137,11 @@ def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
         tensors["pos_embed"] = np.concatenate([table[:, :1], zeros, table[:, 1:]], axis=1)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(dict(pretrained_cfg=_SEEN)))
+    if heads:
+        write_beside(folder, "dino", heads.values, heads.own, heads.memory)
+        notes.extend(heads.notes)
     starts = sorted({name.split(".")[0] for name in left_out})
-    notes = [f"left out, of pre-training alone: {start}" for start in starts]
+    notes.extend(f"left out, of pre-training alone: {start}" for start in starts)
     return folder, [*notes, "assumed: pixels by ImageNet's mean and deviation, a crop of 7/8, bicubic"]
 
 

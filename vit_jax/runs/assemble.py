@@ -118,7 +118,7 @@ def assemble(
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers)
     begins("making the program")
     program = _program(config, mesh, origin, frozen, num_classes, steps)
-    origin = with_objective(origin, config, objective_weights(program.state))
+    origin = with_objective(origin, config, objective_weights(program.state), program.state["memory"])
     return Parts(seen, mesh, splits, suites, num_classes, steps, origin, frozen, program, caller)
 
 

@@ -253,12 +253,14 @@ class Run:
             self.console.say(f"continuing from {self.checkpoints.folder / str(step)}")
             return step
         self.watchdog.begins("making the first parameters")
-        params, objective = origin.read(), origin.read_objective()
+        params, objective, remembered = origin.read(), origin.read_objective(), origin.read_memory()
         if peers.count > 1:
-            leaves = jax.tree.leaves_with_path({"params": params, "objective": objective})
+            leaves = jax.tree.leaves_with_path(
+                {"params": params, "objective": objective, "memory": remembered}
+            )
             sums = {path_name(path): zlib.crc32(x) for path, x in leaves}
             peers.agree("the checkpoint to start from", sums)
-        self.state = program.initial_state(self.config.seed, params, frozen, objective)
+        self.state = program.initial_state(self.config.seed, params, frozen, objective, remembered)
         self.metrics = program.initial_metrics()
         return 0
 

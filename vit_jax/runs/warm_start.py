@@ -1,6 +1,5 @@
 """The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
 
-import math
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from ml_collections import ConfigDict
 from vit_jax.config import base_config, check_values, leaves
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
+from vit_jax.interop.beside import ObjectiveParams, Shapes
 from vit_jax.interop.checkpoint import (
     Checkpoint,
-    ObjectiveParams,
     complete,
     fit,
     model_name,
@@ -40,7 +39,7 @@ OPTIONS = {
     "finetune.objective": Option(
         "kept",
         one_of("kept", "new"),
-        "What the objective has beside the model, such as mae's decoder: the checkpoint's, or random.",
+        "What the objective has beside the model, mae's decoder, dino's heads: the checkpoint's, or random.",
     ),
 }
 
@@ -58,6 +57,7 @@ class Origin(NamedTuple):
     interpolation: str  # Of images.
     beside: ObjectiveParams | None = None  # What the checkpoint has of an objective.
     objective: dict[str, Callable[[], np.ndarray]] = {}  # Of the run's objective, as `sources`.
+    memory: dict[str, Callable[[], np.ndarray]] = {}  # Of what it remembers, by name.
 
     @property
     def name(self) -> str:
@@ -75,6 +75,10 @@ class Origin(NamedTuple):
     def read_objective(self) -> dict:
         """Those of the run's objective, on the host; empty where they are drawn."""
         return _read(self.objective)
+
+    def read_memory(self) -> dict:
+        """The memories of the objective that the checkpoint has, on the host."""
+        return _read(self.memory)
 
 
 def _read(sources: dict[str, Callable[[], np.ndarray]]) -> dict:
@@ -134,11 +138,11 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
     return Origin(checkpoint.model, arguments, sources, found, seen, checkpoint.objective)
 
 
-def with_objective(origin: Origin, config: ConfigDict, own: dict) -> Origin:
+def with_objective(origin: Origin, config: ConfigDict, own: dict, memory: dict) -> Origin:
     """The origin with the reading of what a run's objective starts from, and a line that says it.
 
     Args:
-      own: the objective's parameters, nested, as shapes.
+      own, memory: the objective's parameters, nested, and what it remembers, as shapes.
 
     Raises:
       UserError: the checkpoint's are made by other values than the config's, or do not fit.
@@ -151,26 +155,41 @@ def with_objective(origin: Origin, config: ConfigDict, own: dict) -> Origin:
         return origin._replace(found=[*origin.found, f"new: {name}'s own parameters, random{why}"])
     others = {key: x for key, x in found.values.items() if config.objective[key] not in (None, x)}
     place, remedy = config.finetune.checkpoint, "config.finetune.objective='new' starts at random ones"
-    made_by = objective_of(config).made_by
-    if wrong := [f"config.objective.{key}={x!r}" for key, x in others.items() if key in made_by]:
+    kind = objective_of(config)
+    if wrong := [f"config.objective.{key}={x!r}" for key, x in others.items() if key in kind.made_by]:
         raise UserError(f"{place} has parameters of {name} for {' '.join(wrong)}: set that, or {remedy}")
+    there = {path.split("/")[0] for path in found.shapes()} if found.shapes else set(own)
+    fresh = [part for part in own if part not in there and part in kind.optional]
+    spare = [part for part in there if part not in own]
+    if spare and (own.keys() & set(kind.optional) or not set(spare) <= set(kind.optional)):
+        raise UserError(f"{place} has {name}'s {' and '.join(sorted(spare))}, and the run has none; {remedy}")
+    shapes = {path: shape for path, shape in _shapes(own).items() if path.split("/")[0] not in fresh}
+    held = {key: x for key, x in found.memory.items() if key in kind.carried and key in memory}
     try:
-        sources = found.sources(_shapes(own))
+        sources = found.sources(shapes)
+        for key, tensor in held.items():
+            if tensor.shape != memory[key].shape:
+                was, wanted = list(tensor.shape), list(memory[key].shape)
+                raise UserError(f"{place} has {name}'s {key} as {was}, but the objective has {wanted}")
     except UserError as error:
         raise UserError(f"{error}; {remedy}") from error
-    count = sum(math.prod(shape) for shape in _shapes(own).values())
-    line = f"kept: {name}'s own parameters, {count:,}"
+    lines = [f"kept: {found._replace(memory=held).count(shapes)}"]
     if others:
-        line += f", trained with {', '.join(f'{key}={x!r}' for key, x in others.items())}"
-    return origin._replace(found=[*origin.found, line], objective=sources)
+        lines[0] += f", trained with {', '.join(f'{key}={x!r}' for key, x in others.items())}"
+    lines += [f"new: {name}'s {part}, which the checkpoint has not" for part in fresh]
+    lines += [f"dropped: {name}'s {part}, which the run has not" for part in sorted(spare)]
+    memory = {key: tensor.read for key, tensor in held.items()}
+    return origin._replace(found=[*origin.found, *lines], objective=sources, memory=memory)
 
 
-def objective_shapes(found: ObjectiveParams, model: type, arguments: dict) -> dict[str, tuple[int, ...]]:
+def objective_shapes(found: ObjectiveParams, model: type, arguments: dict) -> Shapes:
     """Shapes by path of what a checkpoint has of an objective, beside a model with all these arguments.
 
     Raises:
       UserError: it is made by values that no objective has, or does not fit the model.
     """
+    if found.shapes:
+        return found.shapes()
     config = base_config()
     made_by = {f"objective.{key}": found.values[key] for key in OBJECTIVES[found.name].made_by}
     made_by["objective.name"] = found.name
@@ -180,7 +199,7 @@ def objective_shapes(found: ObjectiveParams, model: type, arguments: dict) -> di
     return _shapes(nnx.to_pure_dict(own))
 
 
-def _shapes(params: dict) -> dict[str, tuple[int, ...]]:
+def _shapes(params: dict) -> Shapes:
     return {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(params)}
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -32,22 +33,25 @@ from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.data.preprocess import TEST_CROPS, TestCrop, sides
 from vit_jax.errors import UserError
 from vit_jax.formats import FORMAT, saved_config, settled
+from vit_jax.interop.beside import ObjectiveParams, check_shapes
 from vit_jax.interop.checkpoint import (
     Checkpoint,
-    ObjectiveParams,
     all_names,
     complete,
     open_checkpoint,
     skeleton,
+    sketch,
 )
 from vit_jax.interop.hub import download
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing
+from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import FAMILIES
 from vit_jax.parallel.peers import Peers
+from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.training.lora import effective, init_extra
-from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives import abstract_objective, objective_of
 from vit_jax.training.schedule import sees_length
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
@@ -286,13 +290,14 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     params = _abstract(shapes)
     known = manifest.get("objective")  # Where a program handed it in, it is not of the table.
     if memory := known["judged"] if known else objective_of(config).judged(config):
-        params, objective = load_items(workdir / CHECKPOINTS, {memory: params}, which)[memory], None
+        items = load_items(workdir / CHECKPOINTS, {memory: params}, which)
+        params = items[memory]
     else:
         extra = jax.eval_shape(functools.partial(init_extra, config), params)
         weights = {"params": params} | ({"extra": extra} if extra else {})
         items = load_items(workdir / CHECKPOINTS, weights, which)
         params = effective({"extra": {}} | items)
-        objective = None if known else _objective_params(workdir, config, items["step"])
+    objective = None if known else _objective_params(workdir, config, items["step"], model, values)
 
     def read(path):
         return _at(params, path)
@@ -324,19 +329,50 @@ def _at(params: dict, path: str) -> jax.Array:
     return functools.reduce(operator.getitem, path.split("/"), params)
 
 
-def _objective_params(workdir: Path, config: ConfigDict, step: int) -> ObjectiveParams | None:
+def _objective_params(
+    workdir: Path, config: ConfigDict, step: int, model: type, values: dict
+) -> ObjectiveParams | None:
     """The parameters of a run's objective at a step, read when they are wanted; None: it has none to go on
     from."""
-    if not objective_of(config).made_by:
+    kind, objective = objective_of(config), config.objective
+    if not kind.made_by:
         return None
-    said = {name: value for name, value in config.objective.items() if value is not None and name != "name"}
+    said = {
+        name: value
+        for name, value in objective.items()
+        if name in kind.made_by
+        or (value is not None and name != "name" and f"objective.{name}" not in configs.OPERATIONAL)
+    }
+
+    def load(item, like):
+        return load_items(workdir / CHECKPOINTS, {item: like}, str(step))[item]
 
     def sources(shapes):
-        like = {"extra": {"objective": _abstract(shapes)}}
-        own = load_items(workdir / CHECKPOINTS, like, str(step))["extra"]["objective"]
+        own = load("extra", {"objective": _abstract(shapes)})["objective"]
         return {path: functools.partial(_at, own, path) for path in shapes}
 
-    return ObjectiveParams(config.objective.name, said, sources)
+    if not kind.own_memory:
+        return ObjectiveParams(objective.name, said, sources)
+
+    def remembered(shapes):
+        check_shapes(str(workdir), objective.name, own, shapes)
+        params = load(kind.own_memory, _abstract(own))
+        return {path: functools.partial(_at, params, path) for path in shapes}
+
+    def load_array(name, shape):
+        return np.asarray(load(name, _abstract({name: shape})[name]))
+
+    alone = config.copy_and_resolve_references()
+    alone.objective.teacher = None  # Whatever it learns from.
+    made = abstract_objective(alone, sketch(model, values))
+    own = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(made.own_weights())}
+    first = made.first_memory({})
+    memory = {
+        name: Tensor(first[name].shape, "float32", functools.partial(load_array, name, first[name].shape))
+        for name in kind.carried
+        if name in first
+    }
+    return ObjectiveParams(objective.name, said, remembered, lambda: own, memory)
 
 
 def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:

@@ -58,19 +58,21 @@ class Program(NamedTuple):
         params: dict | None = None,
         frozen: dict | None = None,
         objective: dict | None = None,
+        remembered: dict | None = None,
     ) -> State:
         """The state before the first step, each process making what its devices hold.
 
         Args:
           params: the model's parameters, on the host; None draws them.
           frozen: the parameters of the frozen model, on the host, where the objective has one.
-          objective: the objective's own, on the host; None draws them.
+          objective: parts of the objective's own, on the host; the others are drawn.
+          remembered: memories that do not begin as the objective says, on the host.
         """
         weights = self._on_host(lambda: self._first_weights(seed, params, objective))
         weights = jax.tree.map(lambda x, like: place(x, like.sharding), weights, weights_of(self.state))
         frozen = self.placed_frozen(frozen or {})
         whole = nnx.merge(self.objective, with_frozen(objective_weights(weights), frozen))
-        memory = whole.first_memory(effective(weights))
+        memory = whole.first_memory(effective(weights)) | (remembered or {})
         memory = jax.tree.map(lambda x, like: _copy(x, like.sharding), memory, self.state["memory"])
         places = jax.tree.map(lambda x: x.sharding, self.state["optimizer"])
         moments = jax.jit(self.optimizer.init, out_shardings=places)(weights)
@@ -116,7 +118,8 @@ class Program(NamedTuple):
     def _first_weights(self, seed: int, params: dict | None, objective: dict | None) -> Weights:
         params = params or nnx.to_pure_dict(nnx.state(self.build(rngs=nnx.Rngs(seed))))
         extra = self.init_extra(params)
-        return {"params": params, "extra": extra | ({"objective": objective} if objective else {})}
+        own = extra.get("objective", {}) | (objective or {})
+        return {"params": params, "extra": extra | ({"objective": own} if own else {})}
 
     def _on_host(self, make: Callable[[], Weights]) -> Weights:
         # Eagerly: to compile it takes longer. On the host, where a model fits that no device could hold.

@@ -7,7 +7,7 @@ views of which patches are masked, for which it learns what the teacher says of 
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +161,14 @@ class DINO(Objective):
       model: abstract or not, for its sizes.
       steps: of the run, over which the teacher's momentum goes.
     """
+
+    made_by: ClassVar = (
+        *("head_hidden", "bottleneck", "prototypes", "prototype_lengths"),
+        *("patch_prototypes", "patch_bottleneck"),
+    )
+    optional: ClassVar = ("mask", "patch_head")
+    carried: ClassVar = ("centre", "patch_centre")
+    own_memory: ClassVar = "teacher_head"
 
     def __init__(self, values: ConfigDict, model: ImageModel, steps: int, *, rngs: nnx.Rngs):
         self.features = _width(model, model.image_size)

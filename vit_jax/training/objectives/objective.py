@@ -65,6 +65,11 @@ class Objective(nnx.Module):
       metrics: what it reports besides the loss, with the format of each: `share`, of 1, or `number`.
       made_by: values of `config.objective` that its parameters are made by; a checkpoint's are taken where
         these are the same. Empty: none are taken.
+      optional: parts of its own, by the start of their paths, that a run may have and its checkpoint not, or
+        the other way round where the run has none of them.
+      carried: names of memories that are taken from a checkpoint with its parameters.
+      own_memory: the memory that holds its own parameters as they are beside the judged ones; None: those
+        that are trained.
       frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
       pictures: None, or `(model, batch) -> (visible, predicted)`, which draws what is left of the images and
         what is predicted, each `[batch, height, width, channels]` in [0, 255].
@@ -73,6 +78,9 @@ class Objective(nnx.Module):
     labels: ClassVar[bool] = False
     metrics: ClassVar[dict[str, str]] = {}
     made_by: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[tuple[str, ...]] = ()
+    carried: ClassVar[tuple[str, ...]] = ()
+    own_memory: ClassVar[str | None] = None
     frozen: ImageModel | None = None
     pictures = None
 

@@ -1,0 +1,118 @@
+"""The heads of DINO, iBOT and DINOv2 as their authors' training saves them, in our names.
+
+An MLP of three layers, `head.mlp.{0,2,4}`, and prototypes, `head.last_layer`, whose weight has its lengths
+apart (`weight_g`, `weight_v`: PyTorch's weight_norm) or is plain, as in DINOv3. DINOv2 has `dino_head` and,
+where patches have their own, `ibot_head`; iBOT's has a second last layer behind the same MLP. What they
+remember is the teacher's mean, `dino_loss.center` and the like.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+Arrays = dict[str, np.ndarray]
+
+OWNS = re.compile(r"(dino_head|ibot_head|head)\.(mlp|last_layer)|mask_token$|masked_embed$|\w+_loss\.center")
+_CENTRES = {
+    "centre": ("dino_loss.center", "ibot_loss.center"),
+    "patch_centre": ("ibot_patch_loss.center", "ibot_loss.center2"),
+}
+
+
+class Heads(NamedTuple):
+    """The heads of a file.
+
+    Attributes:
+      values: of `config.objective` that they are made by.
+      own: parameters by our paths.
+      memory: what the objective remembers.
+      notes: what became of them, in lines.
+    """
+
+    values: dict[str, Any]
+    own: Arrays
+    memory: Arrays
+    notes: list[str]
+
+
+def read_heads(tensors: Arrays) -> Heads | None:
+    """The heads among tensors that `OWNS` is of; None where there is none.
+
+    Raises:
+      UserError: the heads compute otherwise than ours.
+    """
+    tensors, notes = {_old_name(name): array for name, array in tensors.items()}, []
+    starts = [start for start in ("dino_head", "head") if f"{start}.mlp.0.weight" in tensors]
+    if not starts:
+        return None
+    heads = {"head": _head(tensors, starts[0], "last_layer")}
+    if "ibot_head.mlp.0.weight" in tensors:
+        heads["patch_head"] = _head(tensors, "ibot_head", "last_layer")
+    elif any(name.startswith("head.last_layer2.") for name in tensors):
+        second = _head(tensors, "head", "last_layer2")
+        if any(not np.array_equal(second[path], array) for path, array in heads["head"].items()):
+            heads["patch_head"] = second
+            notes.append("head.last_layer2 becomes a head of its own for patches, with a copy of head.mlp")
+    gains = [head["gains"] for head in heads.values() if "gains" in head]
+    lengths = "free" if not gains else "learned" if any((x != 1).any() for x in gains) else "one"
+    if gains and len(gains) < len(heads):
+        raise UserError("one has its prototypes' lengths apart, and the other not")
+    if lengths == "one":
+        for head in heads.values():
+            del head["gains"]
+    widths = {head["layers/0/kernel"].shape[1] for head in heads.values()}
+    if len(widths) > 1:
+        raise UserError(f"their MLPs are of two widths, {' and '.join(map(str, sorted(widths)))}")
+    bottleneck, prototypes = heads["head"]["prototypes"].shape
+    values = dict(head_hidden=widths.pop(), bottleneck=bottleneck, prototypes=prototypes)
+    values |= dict(prototype_lengths=lengths, patch_prototypes=None)
+    if "patch_head" in heads:
+        bottleneck, prototypes = heads["patch_head"]["prototypes"].shape
+        values |= dict(patch_prototypes=prototypes, patch_bottleneck=bottleneck)
+    own = {f"{name}/{path}": array for name, head in heads.items() for path, array in head.items()}
+    for name in ("mask_token", "masked_embed"):
+        if name in tensors:
+            own["mask"] = tensors[name].reshape(1, 1, -1)
+    memory = {}
+    for ours, theirs in _CENTRES.items():
+        for name in theirs:
+            if name in tensors:
+                memory[ours] = tensors[name].reshape(-1)
+    kept = dict.fromkeys([*(path.partition("/")[0] for path in own), *memory])
+    notes.append(f"kept, of pre-training: {', '.join(kept)}")
+    return Heads(values, own, memory, notes)
+
+
+def _old_name(name: str) -> str:
+    """The name that a weight with its length apart has in either of PyTorch's ways to write it."""
+    name = name.replace(".parametrizations.weight.original0", ".weight_g")
+    return name.replace(".parametrizations.weight.original1", ".weight_v")
+
+
+def _head(tensors: Arrays, start: str, last: str) -> Arrays:
+    """One head by the paths within ours.
+
+    Raises:
+      UserError: it is not an MLP of three layers with biases, and prototypes without.
+    """
+    taken = {f"{start}.mlp.{index}.{part}" for index in (0, 2, 4) for part in ("weight", "bias")}
+    plain, apart = f"{start}.{last}.weight", [f"{start}.{last}.weight_{part}" for part in "gv"]
+    taken |= set(apart if apart[0] in tensors else [plain])
+    there = {name for name in tensors if name.startswith((f"{start}.mlp.", f"{start}.{last}."))}
+    if there != taken:
+        raise UserError(
+            f"{start} is not an MLP of three layers with prototypes behind it "
+            f"({', '.join(sorted(there ^ taken)[:3])})"
+        )
+    head = {}
+    for number, index in enumerate((0, 2, 4)):
+        head[f"layers/{number}/kernel"] = tensors[f"{start}.mlp.{index}.weight"].T
+        head[f"layers/{number}/bias"] = tensors[f"{start}.mlp.{index}.bias"]
+    if apart[0] in tensors:
+        head["prototypes"], head["gains"] = tensors[apart[1]].T, tensors[apart[0]].reshape(-1)
+    else:
+        head["prototypes"] = tensors[plain].T
+    return head
