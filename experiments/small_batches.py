@@ -1,0 +1,52 @@
+"""The smallest batch that each loss bears: python -m vit_jax.experiment small_batches --out=DIR
+
+A small ViT learns scikit-learn's digits without their labels by DINO's loss: with the running mean as centre,
+with Sinkhorn-Knopp, with KoLeo besides, and without any centring. Each sees as many images in batches of 2
+to 128, whose rate, and the teacher's distance from a momentum of 1, are in proportion to the batch. Read are
+10 nearest neighbours among the training images, and how many prototypes are in use. Three seeds.
+"""
+
+from vit_jax.ledger.stages import grid
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import pivot
+
+BATCHES, IMAGES = (2, 8, 32, 128), 48_000
+LOSSES = {
+    "mean": {"objective__centring": "mean"},
+    "Sinkhorn-Knopp": {"objective__centring": "sinkhorn"},
+    "Sinkhorn-Knopp, KoLeo": {"objective__centring": "sinkhorn", "objective__koleo": 0.1},
+    "none": {"objective__centring": "none"},
+}
+PROTOTYPES = 256
+
+
+def trained(study, loss, batch, seed):
+    """A run."""
+    steps, share = IMAGES // batch, batch / 128
+    last = dict.fromkeys(("steps", "evaluate_every", "checkpoint__every", "log_every", "knn__every"), steps)
+    values = {"batch_size": batch, "optimizer__warmup_steps": steps // 10, "knn__sets": ("digits:",)}
+    values |= {"optimizer__learning_rate": 1e-3 * share, "objective__teacher_momentum": 1 - 0.01 * share}
+    return "dino_digits", last | values | LOSSES[loss] | {"knn__neighbours": (10,)}
+
+
+def read(study):
+    """Accuracies, and shares of the prototypes."""
+    points = study.points("trained", "knn/digits/10", "test/prototypes_used")
+    for point in points:
+        point["neighbours"] = point.pop("knn/digits/10")
+        point["prototypes"] = [used / PROTOTYPES for used in point.pop("test/prototypes_used")]
+    return points
+
+
+def table(figures):
+    """Two tables with a line for each loss and a column for each batch."""
+    return "\n\n".join(pivot(figures, "loss", "batch", figure=name) for name in ("neighbours", "prototypes"))
+
+
+EXPERIMENT = Experiment(
+    claim="Each of DINO's losses bears small batches, where rate and momentum follow them.",
+    stages=(grid("trained", {"loss": tuple(LOSSES), "batch": BATCHES}, trained, (0, 1, 2)),),
+    read=read,
+    table=table,
+    minutes=25,
+)
