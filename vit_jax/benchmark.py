@@ -15,6 +15,8 @@ train: training steps of --models by the clock, beside others' code (--against) 
 objectives: training steps of --models by the clock and by their compiled FLOPs: supervised, masked patch
   prediction, masked autoencoder.
 depth: the same of stochastic depth, each image by chance and of a drawn subset alone.
+crops: what the TPU compiler estimates of DINO's step of --models beside the supervised one, and of a pass for
+  crops of each size beside one packed pass.
 tpu: what the TPU compiler estimates of the training step of --models on --slices, here on the CPU, beside
   others' likewise.
 """
@@ -44,7 +46,7 @@ MEMORY_GIB = flags.DEFINE_float(
     "memory_gib", None, "For --largest: a device's memory, if not its own.", lower_bound=0
 )
 OUT = flags.DEFINE_string("out", None, "For `inference`: the plot's file, such as inference.png.")
-SLICES = flags.DEFINE_list("slices", ["v3:2x2", "v5e:2x2"], "For `tpu`: chips and topologies.")
+SLICES = flags.DEFINE_list("slices", ["v3:2x2", "v5e:2x2"], "For `tpu` and `crops`: chips and topologies.")
 AGAINST = flags.DEFINE_list(
     "against",
     [],
@@ -64,6 +66,7 @@ BENCHMARKS = (
     "train",
     "objectives",
     "depth",
+    "crops",
     "tpu",
 )
 
@@ -72,7 +75,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0] not in BENCHMARKS:
         given = arguments[0] if arguments else ""
         raise UserError(f"unknown benchmark {given!r}; {nearest(given, BENCHMARKS)}")
-    if arguments[0] == "tpu":
+    if arguments[0] in ("tpu", "crops"):
         os.environ["JAX_PLATFORMS"] = (
             "cpu"  # Before JAX is imported: the compiler's library would look for a TPU.
         )
@@ -104,6 +107,9 @@ def main(arguments: list[str]) -> None:
         benchmark.measure(
             models=MODELS.value, images=IMAGES.value, image_size=IMAGE_SIZE.value, dtype=DTYPE.value
         )
+    elif arguments[0] == "crops":
+        configs = {name: command.read_config(f"configs/dino.py:model={name}") for name in MODELS.value}
+        benchmark.measure(configs, SLICES.value, IMAGES.value)
     elif arguments[0] == "predict":
         benchmark.measure(MODELS.value, IMAGES.value if flags.FLAGS["images"].present else None)
     else:

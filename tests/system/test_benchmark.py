@@ -4,11 +4,19 @@ import importlib.util
 import textwrap
 
 import jax
+import numpy as np
 import pytest
 
 import vit_jax
 from tests.conftest import name_missing_operators
-from vit_jax.benchmarks import bench_depth, bench_inference, bench_tpu, bench_train, other_projects
+from vit_jax.benchmarks import (
+    bench_crops,
+    bench_depth,
+    bench_inference,
+    bench_tpu,
+    bench_train,
+    other_projects,
+)
 from vit_jax.benchmarks.bench_train import program_memory
 from vit_jax.errors import UserError
 from vit_jax.models import transformer, vit
@@ -73,6 +81,19 @@ def test_a_step_that_leaves_out_images_first_computes_less(capsys):
     ratios = [float(cells[1]) for name, cells in table.items() if name.startswith("ViT")]
     by_chance, six_of_eight, again, five_of_eight = ratios
     assert by_chance == again == 1 and five_of_eight < six_of_eight < 1
+
+
+def test_packed_crops_have_the_tokens_of_passes_for_each_size():
+    model = vit_jax.create_model(
+        "ViT-Ti/16", num_classes=0, image_size=64, dim=32, depth=2, hidden=48, heads=2
+    )
+    random = np.random.default_rng(0)
+    crops = [random.integers(256, size=(2 * size // 16, size, size, 3), dtype=np.uint8) for size in (64, 32)]
+    for one, other in zip(
+        bench_crops.pass_by_pass(model, crops), bench_crops.packed(model, crops), strict=True
+    ):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("part", [part for part in bench_tpu.PARTS if "." in part])

@@ -1,0 +1,128 @@
+"""DINO's step beside the supervised one, and its crops of two sizes in one packed pass, on a TPU."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.benchmarks import other_projects
+from vit_jax.benchmarks.bench_tpu import STEPS
+from vit_jax.models import model_factory
+from vit_jax.models.attention import attend
+from vit_jax.models.model_card import abstract
+from vit_jax.models.vit import ViT
+from vit_jax.parallel.chips import GIB
+from vit_jax.parallel.mesh import make_mesh, replicated, split_batch
+from vit_jax.planning.compile import (
+    Compiled,
+    Slice,
+    compile_lowered,
+    compile_step,
+    find_slice,
+    topology_devices,
+)
+from vit_jax.planning.hlo import total
+
+CROPS = {224: 2, 96: 8}  # Of an image, by their height and width in pixels.
+
+
+def measure(configs: Mapping[str, ConfigDict], slices: Sequence[str], images: int) -> None:
+    """Prints FLOPs, estimated cycles and memory of each model's steps, and of its backbone's two forms.
+
+    The forms are a pass of the large crops and one of the small crops; and one of all their tokens, apart in
+    attention alone, as DINOv2's code packs them. Both are forward and backward.
+
+    Args:
+      configs: DINO's, by the plain ViT that they train.
+      slices: chip and topology, as `v5e:2x2`.
+      images: on each device.
+    """
+    print("| program | slice | TFLOP a device | to the first | M cycles (estimated) | to the first | GiB |")
+    print("|---|---|---|---|---|---|---|")
+    for name, teacher in configs.items():
+        for each in slices:
+            chip, _, topology = each.partition(":")
+            where = find_slice(chip, topology)
+            supervised, steps = other_projects.our_config(name, max(CROPS), "bfloat16"), {}
+            for label, config in {"supervised step": supervised, "DINO's step": teacher}.items():
+                config.batch_size = images * where.devices
+                steps[label] = compile_step(config, where, other_projects.CLASSES, STEPS)
+            show(name, where, steps)
+            show(
+                name, where, {label: compile_form(form, name, where, images) for label, form in FORMS.items()}
+            )
+
+
+def show(name: str, where: Slice, programs: Mapping[str, Compiled]) -> None:
+    """Prints a row for each program; temporaries are in the last column."""
+    sums = {
+        label: [total(compiled.operations, key) for key in ("flops", "cycles")]
+        for label, compiled in programs.items()
+    }
+    first = next(iter(sums.values()))
+    for label, (flops, cycles) in sums.items():
+        memory = programs[label].memory.temporaries / GIB
+        print(
+            f"| {name}, {label} | {where} | {flops / 1e12:.2f} | {flops / first[0]:.2f} "
+            f"| {cycles / 1e6:.1f} | {cycles / first[1]:.2f} | {memory:.2f} |",
+            flush=True,
+        )
+
+
+def compile_form(form: Callable, name: str, where: Slice, images: int) -> Compiled:
+    """A form's program: the gradient of the mean of the tokens' squares, of so many images on each device."""
+    mesh = make_mesh(dict(data=None, fsdp=1, tensor=1), topology_devices(where))
+    model = abstract(model_factory(name, num_classes=0, image_size=max(CROPS), dtype="bfloat16"))
+    graphdef, weights = nnx.split(model)
+
+    def of(shape, dtype, sharding):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    weights = jax.tree.map(lambda x: of(x.shape, x.dtype, replicated(mesh)), weights)
+    crops = [
+        of((images * where.devices * count, size, size, 3), jnp.uint8, split_batch(mesh))
+        for size, count in CROPS.items()
+    ]
+
+    def loss(weights, crops):
+        tokens = form(nnx.merge(graphdef, weights), crops)
+        return sum(jnp.square(x.astype(jnp.float32)).mean() for x in tokens)
+
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(jax.grad(loss)).lower(weights, crops)
+    return compile_lowered(lowered, where, [], [])
+
+
+def pass_by_pass(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
+    """The last layer's tokens of crops of each size, `[crops, tokens, dim]`."""
+    sized = [model.resized(images.shape[1:3]) for images in crops]
+    return [
+        each.encode(each.assemble(each.patches(images))) for each, images in zip(sized, crops, strict=True)
+    ]
+
+
+def packed(model: ViT, crops: Sequence[jax.Array]) -> list[jax.Array]:
+    """The same, by layers that see all tokens in one row but attend within each crop."""
+    sized = [model.resized(images.shape[1:3]) for images in crops]
+    parts = [each.assemble(each.patches(images)) for each, images in zip(sized, crops, strict=True)]
+    shapes = [part.shape[:2] for part in parts]
+    ends = [sum(count * tokens for count, tokens in shapes[:end]) for end in range(1, len(shapes))]
+
+    def unpack(row):
+        pieces = zip(jnp.split(row, ends), shapes, strict=True)
+        return [piece.reshape(*shape, *row.shape[1:]) for piece, shape in pieces]
+
+    def pack(pieces):
+        return jnp.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in pieces])
+
+    x = pack(parts)
+    for block in model.blocks.values():
+        heads = zip(*map(unpack, block.attention.project(block.norm1(x))), strict=True)
+        x = x + block.attention.out(pack([attend(*each) for each in heads]))
+        x = x + block.mlp(block.norm2(x))
+    return unpack(x)
+
+
+FORMS = {"a pass for each size": pass_by_pass, "one packed pass": packed}
