@@ -99,13 +99,13 @@ class QueryKeyValue(nnx.Module):
         self.key_bias, self.dtype = key_bias, stack.dtype
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """`[batch, height, width, dim]` to three times `[batch, height, width, heads, head_dim]`."""
+        """`[..., dim]` to three times `[..., heads, head_dim]`."""
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
         if not self.key_bias:
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
         if platform() == "tpu":  # Products of their own have better layouts there.
-            return tuple(jnp.einsum("byxc,chd->byxhd", x, kernel[:, i]) + bias[i] for i in range(3))
-        fused = jnp.einsum("byxc,cshd->byxshd", x, kernel) + bias
+            return tuple(jnp.einsum("...c,chd->...hd", x, kernel[:, i]) + bias[i] for i in range(3))
+        fused = jnp.einsum("...c,cshd->...shd", x, kernel) + bias
         return tuple(fused[..., i, :, :] for i in range(3))
 
 
@@ -202,29 +202,31 @@ class WindowAttention(nnx.Module):
         if any(missing):
             x = jnp.pad(x, ((0, 0), (0, missing[0]), (0, missing[1]), (0, 0)))
         size = x.shape[1:3]
-        query, key, value = (self._cut(named("heads", part)) for part in self.qkv(x))
-        out = self._attend(
-            query, key, value, shifted_regions(size, self.window, shift) if any(shift) else None
-        )
-        x = self.out(named("heads", self._join(out, size)))[:, :height, :width]
+        query, key, value = (named("heads", part) for part in self.qkv(self._cut(x)))
+        regions = shifted_regions(size, self.window, shift) if any(shift) else None
+        out = named("heads", self._attend(query, key, value, regions))
+        x = self._join(self.out(out), size)[:, :height, :width]
         return jnp.roll(x, shift, axis=(1, 2)) if any(shift) else x
 
     def _cut(self, x: jax.Array) -> jax.Array:
-        """`[batch, height, width, heads, head_dim]` to `[batch, windows, heads, tokens, head_dim]`."""
-        batch, height, width, heads, head_dim = x.shape
+        """`[batch, height, width, dim]` to `[batch, windows, tokens, dim]`.
+
+        Before the heads are made: three arrays of narrow heads would be moved in its place, at 2.4 times the
+        estimated cycles of the attention on a TPU.
+        """
+        batch, height, width, dim = x.shape
         rows, columns = self.window
-        x = x.reshape(batch, height // rows, rows, width // columns, columns, heads, head_dim)
-        return x.transpose(0, 1, 3, 5, 2, 4, 6).reshape(batch, -1, heads, rows * columns, head_dim)
+        x = x.reshape(batch, height // rows, rows, width // columns, columns, dim)
+        return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, -1, rows * columns, dim)
 
     def _join(self, x: jax.Array, size: tuple[int, int]) -> jax.Array:
         """Undoes `_cut` for a map of this height and width."""
-        batch, _, heads, _, head_dim = x.shape
         (height, width), (rows, columns) = size, self.window
-        x = x.reshape(batch, height // rows, width // columns, heads, rows, columns, head_dim)
-        return x.transpose(0, 1, 4, 2, 5, 3, 6).reshape(batch, height, width, heads, head_dim)
+        x = x.reshape(len(x), height // rows, width // columns, rows, columns, x.shape[-1])
+        return x.transpose(0, 1, 3, 2, 4, 5).reshape(len(x), height, width, -1)
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, regions: np.ndarray | None):
-        """`[batch, windows, heads, tokens, head_dim]` each; the softmax is taken in float32.
+        """`[batch, windows, tokens, heads, head_dim]` each; the softmax is taken in float32.
 
         Args:
           regions: int32 `[windows, tokens]`; tokens of two regions see little of each other.
@@ -235,7 +237,7 @@ class WindowAttention(nnx.Module):
             query, key = unit_length(query), unit_length(key)
             scale = self.logit_scale[...].astype(jnp.float32)
             factor, table = jnp.exp(jnp.minimum(scale, MOST_SCALE))[:, None, None], self.bias_mlp()
-        scores = jnp.einsum("bwhqd,bwhkd->bwhqk", query, key, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("bwqhd,bwkhd->bwhqk", query, key, preferred_element_type=jnp.float32)
         scores = scores * factor + spread_offsets(table)
         if regions is not None:
             # Behind the barrier, or the compiler would keep the mask of all windows as a constant.
@@ -246,8 +248,8 @@ class WindowAttention(nnx.Module):
         capture("attention", lambda: weights * share)
         weights = weights.astype(value.dtype)
         # Divided on the way out, where there are fewer numbers than scores.
-        out = jnp.einsum("bwhqk,bwhkd->bwhqd", weights, value, preferred_element_type=jnp.float32) * share
-        return out.astype(value.dtype)
+        out = jnp.einsum("bwhqk,bwkhd->bwhqd", weights, value, preferred_element_type=jnp.float32) * share
+        return out.astype(value.dtype).swapaxes(2, 3)
 
 
 def unit_length(x: jax.Array) -> jax.Array:
