@@ -54,11 +54,13 @@ def platform() -> str:
 
 
 def _exact_gelu(x: jax.Array) -> jax.Array:
-    """x times the share of a normal distribution that lies below it."""
-    if platform() == "cpu" and x.dtype == jnp.float32:
-        # As PyTorch. erfc, which has more digits far below zero, takes twice the memory and longer there.
-        return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
-    return nnx.gelu(x, approximate=False)
+    """x times the share of a normal distribution that lies below it, computed in float32 at least.
+
+    As PyTorch has it. erfc, which has more digits far below zero, takes twice the memory and longer on a CPU,
+    and by the TPU compiler's estimate a quarter more cycles of a whole ConvNeXt block in bfloat16.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
 GELUS = {
