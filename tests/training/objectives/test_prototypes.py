@@ -56,6 +56,15 @@ def test_koleo_is_minus_the_log_of_the_distance_to_the_nearest(group):
     np.testing.assert_allclose(koleo(jnp.asarray(x), group), -np.log(distances.min(1)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("images", [1, 7])
+def test_koleo_does_not_see_what_fills_a_batch_up(images):
+    x = RNG.normal(size=(images, 5)).astype(np.float32)
+    filled = np.concatenate([x, x[:1], np.zeros((3, 5), np.float32)])
+    seen = koleo(jnp.asarray(filled), real=jnp.arange(len(filled)) < images)[:images]
+    expected = koleo(jnp.asarray(x)) if images > 1 else [0.0]
+    np.testing.assert_array_equal(seen, expected)
+
+
 def test_koleo_drives_neighbours_apart():
     x = jnp.array([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0]])
     slope = jax.grad(lambda x: koleo(x).mean())(x)

@@ -341,7 +341,7 @@ class DINO(Objective):
             losses = losses + self.gram_weight * started * metrics["gram"]
         if self.koleo_weight:
             group = None if now.rngs is None else self.koleo_group  # An evaluation's batch may be any.
-            near = [koleo(features[:, view], group) for view in range(VIEWS)]
+            near = [koleo(features[:, view], group, batch.get("mask")) for view in range(VIEWS)]
             metrics["koleo"] = sum(near) / VIEWS
             losses = losses + self.koleo_weight * VIEWS * metrics["koleo"]
         return Loss(losses, metrics, {name: x for name, x in seen.items() if name in now.memory})

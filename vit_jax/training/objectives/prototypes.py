@@ -79,7 +79,7 @@ def sinkhorn(logits: jax.Array, weights: jax.Array, iterations: int = ITERATIONS
     return jnp.exp(plan)
 
 
-def koleo(x: jax.Array, group: int | None = None) -> jax.Array:
+def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None) -> jax.Array:
     """The loss of each image that its features lie near another's, `[batch]`: minus the log of how far.
 
     It is the estimator of entropy by Kozachenko and Leonenko (1806.03198, section 3.1).
@@ -87,13 +87,16 @@ def koleo(x: jax.Array, group: int | None = None) -> jax.Array:
     Args:
       x: features `[batch, features]`.
       group: images among which the nearest is looked for, that many in the batch's order; None: all.
+      real: bool `[batch]`, which of them may be another's nearest; None: all. An image without any has 0.
     """
     x = unit(x.astype(jnp.float32)).reshape(-1, group or len(x), x.shape[-1])
     near = jnp.einsum("gid,gjd->gij", x, x, precision="highest")
-    near = jnp.where(jnp.eye(x.shape[1], dtype=bool), -2, near)
+    others = ~jnp.eye(x.shape[1], dtype=bool)
+    others = others if real is None else others & real.reshape(len(x), 1, -1)
+    near = jnp.where(others, near, -2)
     nearest = jnp.take_along_axis(x, near.argmax(-1)[..., None], axis=1)
     distance = jnp.sqrt(jnp.square(x - nearest + 1e-8).sum(-1))
-    return -jnp.log(distance + 1e-8).reshape(-1)
+    return jnp.where(others.any(-1), -jnp.log(distance + 1e-8), 0).reshape(-1)
 
 
 def entropy(distributions: jax.Array) -> jax.Array:
