@@ -1,9 +1,10 @@
-"""DeiT on ImageNet-1k, with a teacher or without, and fine-tuned at 384 pixels (2012.12877, and its code).
+"""DeiT and DeiT III on ImageNet, and fine-tuned at higher resolution (2012.12877, 2204.07118, their code).
 
     python -m vit_jax.main --config=configs/deit.py:model=ViT-S/16 --workdir=DIR
     python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,teacher=TEACHER --workdir=DIR
     python -m vit_jax.main --config=configs/deit.py:model=ViT-B/16,task=finetune_i1k --workdir=DIR2 \\
         --config.finetune.checkpoint=DIR
+    python -m vit_jax.main --config=configs/deit.py:recipe=deit3,model=ViT-B/16 --workdir=DIR
 
 DeiT-Ti, S and B are ViT-Ti/16, S/16 and B/16. Alone they reach 72.2, 79.8 and 81.8 %; with a distillation
 token that learns the choices of a RegNetY-16GF (82.9 %) 74.5, 81.2 and 83.4 %. There is no RegNet here, and
@@ -11,28 +12,77 @@ the teacher is another model of ImageNet's 1,000 classes, at best a ConvNet (BiT
 table 2 DeiT-B has 83.1 % by RegNetY-16GF, 82.7 % by the 4GF, of 80.0 %, and 81.9 % by another DeiT-B, of
 81.8 %. So a weaker ConvNet costs some tenths, and a Transformer nearly all of the gain.
 
+`recipe=deit3` is of ViT-S/16, B/16, L/16 and H/14. Its tasks, and the accuracies that they end at:
+
+| task | trains | S | B | L | H |
+| i1k | 800 epochs at 224, 192, 192 and 154 pixels | 81.4 % | | | |
+| finetune_i1k | goes on at 224 | | 83.8 % | 84.9 % | 85.2 % |
+| finetune_i1k_384 | goes on at 384 | 83.4 % | 85.0 % | 85.8 % | |
+| i21k | 240 epochs at 224, H 90 at 126 | | | | |
+| finetune | ImageNet-1k from ImageNet-21k, at 224 | 83.1 % | 85.7 % | 87.0 % | 87.2 % |
+
+Before the tuning at 224 B and L have 82.8 and 84.0 %. The authors' H/14 sees 160 and 128 pixels, of which its
+patches cover 154 and 126. Their class token has no position; here it has one, so that their sum learns twice
+as fast.
+
 The rate falls from the end of the warm-up on, step by step; in their code by whole epochs, along a cosine
-that begins with the run. They report the parameters, not the average that they keep beside them. Heads start
-at zero.
+that begins with the run. They report the parameters, not the average that they keep beside them. DeiT's heads
+start at zero; DeiT III's do not, as LAMB moves a kernel by its length.
 """
 
 from vit_jax.config import choose, named_values
-from vit_jax.recipes import IMAGENET_IMAGES, deit_like
+from vit_jax.errors import UserError, nearest
+from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES, deit_like
 
 # Stochastic depth by task and model.
 SKIPPED = {
     "i1k": {"ViT-Ti/16": 0.1, "ViT-S/16": 0.1, "ViT-B/16": 0.1},
     "finetune_i1k": {"ViT-B/16": 0.1},
 }
+DEIT3_SKIPPED = {
+    "i1k": {"ViT-S/16": 0.05, "ViT-B/16": 0.2, "ViT-L/16": 0.45, "ViT-H/14": 0.6},
+    "finetune_i1k": {"ViT-B/16": 0.2, "ViT-L/16": 0.45, "ViT-H/14": 0.55},
+    "finetune_i1k_384": {"ViT-S/16": 0.0, "ViT-B/16": 0.15, "ViT-L/16": 0.4},
+    "i21k": {"ViT-S/16": 0.05, "ViT-B/16": 0.1, "ViT-L/16": 0.3, "ViT-H/14": 0.5},
+    "finetune": {"ViT-S/16": 0.05, "ViT-B/16": 0.15, "ViT-L/16": 0.4, "ViT-H/14": 0.45},
+}
+# Epochs, batch, learning rate and weight decay.
+DEIT3_TASKS = {
+    "i1k": (800, 2048, 3e-3, 0.05),
+    "finetune_i1k": (20, 512, 1e-5, 0.1),
+    "finetune_i1k_384": (20, 512, 1e-5, 0.1),
+    "i21k": (240, 2048, 1e-3, 0.02),
+    "finetune": (50, 2048, 3e-4, 0.02),
+}
+# Pixels where they are not 224, or 384.
+DEIT3_SIZES = {("i1k", "ViT-B/16"): 192, ("i1k", "ViT-L/16"): 192}
+DEIT3_SIZES |= {("i1k", "ViT-H/14"): 154, ("i21k", "ViT-H/14"): 126}
 
 
 def get_config(argument=None):
-    values, argument = named_values(argument, model="ViT-S/16", teacher="", task="i1k")
-    task, tuned = values["task"], values["task"] == "finetune_i1k"
-    config = deit_like(values["model"], task, SKIPPED, 384 if tuned else 224)
+    defaults = dict(recipe="deit", model="ViT-S/16", teacher="", task="i1k")
+    values, argument = named_values(argument, **defaults)
+    recipes = {"deit": deit, "deit3": deit3}
+    if values["recipe"] not in recipes:
+        raise UserError(f"no recipe={values['recipe']}; {nearest(values['recipe'], recipes)}")
+    config = recipes[values["recipe"]](values["model"], values["task"])
+    if values["teacher"]:
+        if values["recipe"] != "deit":
+            raise UserError(f"teacher={values['teacher']} is of recipe=deit: DeiT III has none")
+        config.model.distillation = "heads"
+        config.objective.update(dict(name="distillation", distillation="hard", teacher=values["teacher"]))
+        config.objective.teacher_dtype = "bfloat16"
+    return choose(config, argument)
+
+
+def deit(model, task):
+    """DeiT's config of a model and a task, without a teacher."""
+    tuned = task == "finetune_i1k"
+    config = deit_like(model, task, SKIPPED, 384 if tuned else 224)
     config.augment.mixup, config.augment.cutmix, config.data.repeats = 0.8, 1.0, 3
     config.optimizer.warmup_learning_rate, config.optimizer.clip_norm = 1e-6, 0.0
     if tuned:
+        config.finetune.head = "kept"
         config.epochs, config.batch_size, config.optimizer.weight_decay = 30.0, 512, 1e-8
         rate = end = 5e-6
         config.data.test_crop, config.data.test_resize = "short_side", 438
@@ -42,8 +92,33 @@ def get_config(argument=None):
         config.model.update(dict(gelu="erf", initialization="deit", position_resize="bicubic"))
     config.optimizer.learning_rate, config.optimizer.end_learning_rate = rate, end
     config.optimizer.warmup_steps = round(5 * IMAGENET_IMAGES / config.batch_size)
-    if values["teacher"]:
-        config.model.distillation = "heads"
-        config.objective.update(dict(name="distillation", distillation="hard", teacher=values["teacher"]))
-        config.objective.teacher_dtype = "bfloat16"
-    return choose(config, argument)
+    return config
+
+
+def deit3(model, task):
+    """DeiT III's config of a model and a task."""
+    size = 384 if task == "finetune_i1k_384" else DEIT3_SIZES.get((task, model), 224)
+    config = deit_like(model, task, DEIT3_SKIPPED, size)
+    config.model.uniform_depth = True
+    config.data.test_crop, config.data.test_resize = "short_side", size
+    config.augment.mixup, config.augment.cutmix, config.augment.erasing = 0.8, 1.0, 0.0
+    epochs, config.batch_size, rate, decay = DEIT3_TASKS[task]
+    config.epochs = 90.0 if (task, model) == ("i21k", "ViT-H/14") else float(epochs)
+    config.optimizer.learning_rate = 4e-3 if (task, model) == ("i1k", "ViT-S/16") else rate
+    config.optimizer.warmup_learning_rate, config.optimizer.end_learning_rate = 1e-6, 1e-5
+    config.optimizer.weight_decay = decay
+    images = IMAGENET_21K_IMAGES if task == "i21k" else IMAGENET_IMAGES
+    config.optimizer.warmup_steps = round(5 * images / config.batch_size)
+    if task.startswith("finetune_i1k"):
+        config.optimizer.clip_norm, config.finetune.head = 0.0, "kept"
+        return config
+    config.optimizer.name, config.optimizer.clip_norm, config.model.head_deviation = "lamb", 1.0, 0.02
+    config.augment.policy, config.augment.three_augment = None, 0.3
+    if task != "finetune":
+        config.model.update(dict(gelu="erf", initialization="deit", position_resize="bicubic"))
+        config.model.layer_scale = 1e-4
+    if task == "i1k":
+        config.loss.name, config.loss.label_smoothing, config.data.repeats = "binary", 0.0, 3
+    else:
+        config.data.crop, config.augment.mixup = "simple_random", 0.0
+    return config

@@ -217,13 +217,15 @@ SMOKE = (
     "convnext",
     "swin",
     "deit",
+    "deit:recipe=deit3",
 )
 SMOKE = ("vit_s16_i1k", *(pytest.param(name, marks=pytest.mark.slow) for name in SMOKE))
 
 
 @pytest.mark.parametrize("name", SMOKE)
 def test_smoke_runs(name, tmp_path, capsys):
-    config = load(name, "smoke")
+    file, _, argument = name.partition(":")
+    config = load(file, f"{argument},smoke" if argument else "smoke")
     configs.check(config)
     train(config, tmp_path / "run")
     assert "step 2/2" in capsys.readouterr().out

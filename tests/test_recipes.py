@@ -401,6 +401,61 @@ def test_deit_config_holds_the_published_values(argument):
 def test_deit_config_names_what_has_no_recipe():
     with pytest.raises(UserError, match="no recipe for 'ViT-L/16' and task=i1k"):
         load("deit", "model=ViT-L/16")
+    with pytest.raises(UserError, match="no recipe for 'ViT-S/16' and task=finetune_i1k"):
+        load("deit", "recipe=deit3,task=finetune_i1k")
+    with pytest.raises(UserError, match="no recipe=deit4"):
+        load("deit", "recipe=deit4")
+    with pytest.raises(UserError, match="teacher=x is of recipe=deit"):
+        load("deit", "recipe=deit3,teacher=x")
+
+
+# Epochs, batch, weight decay; rate, warm-up; stochastic depth, pixels.
+DEIT3 = {
+    "model=ViT-S/16": (800, 2048, 0.05, 4e-3, 3128, 0.05, 224),
+    "model=ViT-B/16": (800, 2048, 0.05, 3e-3, 3128, 0.2, 192),
+    "model=ViT-L/16": (800, 2048, 0.05, 3e-3, 3128, 0.45, 192),
+    "model=ViT-H/14": (800, 2048, 0.05, 3e-3, 3128, 0.6, 154),
+    "model=ViT-H/14,task=finetune_i1k": (20, 512, 0.1, 1e-5, 12_511, 0.55, 224),
+    "model=ViT-S/16,task=finetune_i1k_384": (20, 512, 0.1, 1e-5, 12_511, 0.0, 384),
+    "model=ViT-L/16,task=finetune_i1k_384": (20, 512, 0.1, 1e-5, 12_511, 0.4, 384),
+    "model=ViT-B/16,task=i21k": (240, 2048, 0.02, 1e-3, 34_661, 0.1, 224),
+    "model=ViT-H/14,task=i21k": (90, 2048, 0.02, 1e-3, 34_661, 0.5, 126),
+    "model=ViT-B/16,task=finetune": (50, 2048, 0.02, 3e-4, 3128, 0.15, 224),
+}
+
+
+@pytest.mark.parametrize("argument", DEIT3)
+def test_deit3_config_holds_the_published_values(argument):
+    config = load("deit", f"recipe=deit3,{argument}")
+    check(config)
+    augment, optimizer, data, model = config.augment, config.optimizer, config.data, config.model
+    found = (
+        *(config.epochs, config.batch_size, optimizer.weight_decay, optimizer.learning_rate),
+        *(optimizer.warmup_steps, model.stochastic_depth, data.image_size),
+    )
+    assert found == pytest.approx(DEIT3[argument])
+    task = argument.partition("task=")[2] or "i1k"
+    tuned = task.startswith("finetune_i1k")
+    assert (optimizer.name, optimizer.clip_norm) == (("adam", 0.0) if tuned else ("lamb", 1.0))
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
+    assert (optimizer.warmup_learning_rate, optimizer.end_learning_rate) == (1e-6, 1e-5)
+    assert (optimizer.schedule, optimizer.average, optimizer.decay) == ("cosine", 0.0, "kernels")
+    cropped = "simple_random" if task in ("i21k", "finetune") else "random_resized"
+    assert (data.crop, data.crop_area, data.interpolation) == (cropped, (0.08, 1.0), "bicubic")
+    assert (data.test_crop, data.test_resize, data.repeats) == (
+        *("short_side", data.image_size),
+        3 if task == "i1k" else 1,
+    )
+    assert (augment.mixup, augment.cutmix) == (0.0 if cropped == "simple_random" else 0.8, 1.0)
+    assert (augment.policy, augment.three_augment, augment.erasing) == (
+        *(("rand-m9-mstd0.5-inc1", None) if tuned else (None, 0.3)),
+        0.0,
+    )
+    loss = ("binary", 0.0) if task == "i1k" else ("softmax", 0.1)
+    assert (config.loss.name, config.loss.label_smoothing) == loss
+    assert (model.uniform_depth, config.finetune.head) == (True, "kept" if tuned else "new")
+    assert model.layer_scale == (None if task.startswith("finetune") else 1e-4)
+    assert model.head_deviation == (None if tuned else 0.02)
 
 
 # Epochs, batch, weight decay; rate, its floor and start, warm-up; stochastic depth, image, test images.

@@ -43,6 +43,7 @@ ARGUMENTS = {
     "norm_epsilon": number(above=0, most=1),
     "stochastic_depth": number(least=0, below=1),
     "head_bias": number(),
+    "head_deviation": number(least=0, most=1),
     "remat": one_of("none", "dots", "full"),
     "dtype": one_of("float32", "bfloat16", "float16"),
 }
@@ -73,6 +74,11 @@ OPTIONS = {
         None, ARGUMENTS["stochastic_depth"], "Rate of skipped branches in the last layer."
     ),
     "model.head_bias": Option(None, ARGUMENTS["head_bias"], "Initial value of the head's biases."),
+    "model.head_deviation": Option(
+        None,
+        ARGUMENTS["head_deviation"],
+        "Deviation of the head's first kernel; 0: zeros. DeiT's is 0.02, and LAMB needs one.",
+    ),
     "model.remat": Option(
         "none",
         ARGUMENTS["remat"],

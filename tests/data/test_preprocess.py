@@ -331,9 +331,42 @@ def test_only_unsmoothed_bilinear_lets_stripes_through(interpolation):
     assert (np.ptp(crop) > 150) == (interpolation == "bilinear")
 
 
+@pytest.mark.parametrize(("height", "width"), [(50, 70), (70, 50), (31, 200), (32, 32)])
+def test_simple_random_crop_has_the_bits_of_torchvisions(height, width, torch, monkeypatch):
+    """As DeiT III's code has it: a crop of the resized image with four mirrored pixels on each side."""
+    transforms = pytest.importorskip("torchvision.transforms")
+    theirs = transforms.Compose(
+        [
+            transforms.Resize(32, interpolation=transforms.InterpolationMode.BICUBIC),
+            transforms.RandomCrop(32, padding=4, padding_mode="reflect"),
+        ]
+    )
+    image, ours = (
+        natural(height, width),
+        TrainCrop(32, "simple_random", mode="exact", interpolation="bicubic"),
+    )
+    places = set()
+    for seed in range(60):
+        draws = np.random.default_rng(seed).random(2)
+
+        def place(padded, size, draws=draws):
+            starts = [
+                int(draw * (side - 32 + 1)) for draw, side in zip(draws, padded.size[::-1], strict=True)
+            ]
+            places.add(tuple(starts))
+            return *starts, *size
+
+        monkeypatch.setattr(transforms.RandomCrop, "get_params", staticmethod(place))
+        expected = np.asarray(theirs(Image.fromarray(image)))
+        np.testing.assert_array_equal(ours(image, np.random.default_rng(seed)), expected)
+    assert min(min(place) for place in places) == 0 and len(places) > 20
+
+
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-@pytest.mark.parametrize("kind", ["inception", "random_resized", "none", "short_side", "square"])
+@pytest.mark.parametrize(
+    "kind", ["inception", "random_resized", "none", "short_side", "square", "simple_random"]
+)
 def test_every_interpolation_has_the_same_picture_in_the_same_place(mode, interpolation, kind):
     data = encode(picture(600, 800), quality=97)
     plain, other = (

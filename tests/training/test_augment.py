@@ -25,7 +25,7 @@ from vit_jax.training.mixing import (
     random_erasing,
     random_flip,
 )
-from vit_jax.training.objectives.classification import batch_targets, class_targets
+from vit_jax.training.objectives.classification import batch_targets, class_targets, classification_loss
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = dict(flip=True, erasing=0.5, mixup=0.8, cutmix=1.0, cutmix_share=0.5)
@@ -152,6 +152,25 @@ def test_mixing_is_that_of_numpy(name, share):
         own /= own.sum(1, keepdims=True)
     expected = share * own + (1 - share) * np.roll(own, 1, 0)
     np.testing.assert_allclose(batch_targets(mixed, 5, name), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.25, 1.0])
+def test_binary_loss_of_mixed_images_is_deits(share, torch, timm):
+    """Theirs: timm's mixed targets, those above 0 made 1, and the mean over the classes."""
+    from timm.data.mixup import mixup_target
+
+    classes, rng = 5, np.random.default_rng(0)
+    labels, logits = rng.integers(classes, size=16), rng.normal(0, 3, (16, classes))
+    # timm's partner of an image is the one as far from the batch's end.
+    reversed_labels = dict(
+        labels=jnp.asarray(labels)[:, None], partner_labels=jnp.asarray(labels[::-1])[:, None]
+    )
+    batch = reversed_labels | {"share": jnp.full(16, share)}
+    ours = classification_loss(jnp.asarray(logits), batch_targets(batch, classes, "binary"), "binary", 0.0)
+
+    target = mixup_target(torch.tensor(labels), classes, lam=share, smoothing=0.0).gt(0.0).double()
+    theirs = torch.nn.BCEWithLogitsLoss()(torch.tensor(logits), target)
+    np.testing.assert_allclose(ours.mean(), theirs.item(), rtol=1e-6)
 
 
 def test_repeats_of_an_image_are_mixed_with_another_one():

@@ -64,6 +64,8 @@ TRAINING = {
     "micro-batches": {"micro_batches": 2},
     "augmentation": {"augment.mixup": 0.5, "augment.cutmix": 1.0, "augment.erasing": 0.5},
     "sigmoid": {"loss.name": "sigmoid", "loss.label_smoothing": 0.1},
+    "binary": {"loss.name": "binary", "augment.mixup": 0.5},
+    "lamb": {"optimizer.name": "lamb", "optimizer.moment_dtype": "bfloat16"},
     "adafactor": {"optimizer.name": "adafactor", "optimizer.moment_dtype": "bfloat16"},
     "sgd": {"optimizer.name": "sgd", "optimizer.moment_dtype": "bfloat16"},
     "muon": {"optimizer.name": "muon", "optimizer.moment_dtype": "bfloat16"},
@@ -94,8 +96,8 @@ def training_loss(name: str, **options):
 
 def test_the_models_have_every_option():
     used = {option for model in MODELS.values() for option in model} | RANDOM.keys()
-    numbers = {"channels", "resnet_width", "resnet_epsilons", "rope_grid", "head_bias", "norm_epsilon"}
-    numbers |= {"position_resize"}  # Of models that are resized.
+    numbers = {"channels", "resnet_width", "resnet_epsilons", "rope_grid", "norm_epsilon"}
+    numbers |= {"head_bias", "head_deviation", "position_resize"}  # Of models that are resized.
     crossed = {"dtype", "scan", "remat"}
     options = inspect.signature(ViT.__init__).parameters.values()
     known = {option.name for option in options if option.default is not option.empty}

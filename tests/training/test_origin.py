@@ -1,10 +1,11 @@
-"""Which model a config means."""
+"""Which model a config means, and its first parameters."""
 
+import numpy as np
 import pytest
 
 from tests.interop.helpers import random_model, write
 from vit_jax.recipes import finetune
-from vit_jax.runs.warm_start import has_resnet
+from vit_jax.runs.warm_start import find_origin, has_resnet
 
 SMALL = {
     "ViT-Ti/16": dict(depth=1),
@@ -22,3 +23,21 @@ def test_a_resnet_is_seen_by_its_name_or_in_the_checkpoint(model, named, tmp_pat
         file = write(random_model(model, **small), tmp_path / "model.npz", "google", model, **small)
         config.finetune.checkpoint = str(file)
     assert has_resnet(config) == ("R50" in model)
+
+
+def test_a_new_head_has_the_deviation_that_the_config_gives(tmp_path):
+    small = dict(image_size=32, num_classes=2, depth=1)
+    file = write(random_model("ViT-Ti/16", **small), tmp_path / "model.npz", "google", "ViT-Ti/16", **small)
+    config = finetune("imagenet2012")
+    config.data.image_size, config.finetune.checkpoint = 32, str(file)
+
+    def head(deviation, seed=0):
+        config.model.head_deviation, config.seed = deviation, seed
+        return find_origin(config, 200).read()["head"]
+
+    assert not np.any(head(None)["kernel"])
+    drawn = head(0.02)
+    assert np.std(drawn["kernel"]) == pytest.approx(0.02, rel=0.05)
+    assert not np.any(drawn["bias"])
+    np.testing.assert_array_equal(drawn["kernel"], head(0.02)["kernel"])
+    assert not np.array_equal(drawn["kernel"], head(0.02, seed=1)["kernel"])

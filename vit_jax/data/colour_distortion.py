@@ -1,11 +1,11 @@
-"""Colour distortions that DINO, iBOT and DINOv2 do to their views: jitter, grey, blur, solarising.
+"""Colour distortions of views in DINO, iBOT and DINOv2, and in DeiT III: jitter, grey, blur, solarising.
 
 Pillow does them, so that the pixels are those of torchvision and of DINO's code (2104.14294) to the bit.
 DINOv2's code blurs by a kernel of 9 pixels, with one less each probability: (0, 0.9, 0.5).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -67,23 +67,13 @@ class ColourDistortion:
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Distorts uint8 `[height, width, 3]`, which is not written to, into an array of the same shape."""
-        drawn = self.draw(rng)
-        if not drawn:
-            return pixels
-        image = Image.fromarray(pixels)
-        for name, value in drawn:
-            image = OPERATIONS[name](image, value)
-        return np.asarray(image)
+        return distorted(pixels, self.draw(rng))
 
     def draw(self, rng: np.random.Generator) -> list[tuple[str, float]]:
         """Names and values of the operations to be done, in their order."""
         drawn = []
         if rng.random() < self.jitter_probability:
-            for index in rng.permutation(len(JITTER)):
-                name, strength = JITTER[index], self.jitter[index]
-                least, middle = (-strength, 0) if name == "hue" else (max(0, 1 - strength), 1)
-                if strength:
-                    drawn.append((name, rng.uniform(least, middle + strength)))
+            drawn.extend(draw_jitter(self.jitter, rng))
         if rng.random() < self.grey:
             drawn.append(("grey", 1.0))
         if rng.random() < self.blur:
@@ -91,6 +81,27 @@ class ColourDistortion:
         if rng.random() < self.solarize:
             drawn.append(("solarize", THRESHOLD))
         return drawn
+
+
+def draw_jitter(strengths: Sequence[float], rng: np.random.Generator) -> list[tuple[str, float]]:
+    """Names and values of the first so many of `JITTER` with a strength, in random order."""
+    drawn = []
+    for index in rng.permutation(len(strengths)):
+        name, strength = JITTER[index], strengths[index]
+        least, middle = (-strength, 0) if name == "hue" else (max(0, 1 - strength), 1)
+        if strength:
+            drawn.append((name, rng.uniform(least, middle + strength)))
+    return drawn
+
+
+def distorted(pixels: np.ndarray, drawn: Sequence[tuple[str, float]]) -> np.ndarray:
+    """The uint8 pixels after the operations of these names and values, one after the other."""
+    if not drawn:
+        return pixels
+    image = Image.fromarray(pixels)
+    for name, value in drawn:
+        image = OPERATIONS[name](image, value)
+    return np.asarray(image)
 
 
 def distortions(config: ConfigDict) -> tuple[ColourDistortion, ColourDistortion, ColourDistortion]:

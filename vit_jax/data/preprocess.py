@@ -14,15 +14,21 @@ from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, open_image
 from vit_jax.errors import UserError
 from vit_jax.options import Option, flag, number, one_of, several, unless, whole
 
-CROPS = ("inception", "random_resized", "square", "short_side", "none")
+CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "none")
 TEST_CROPS = ("short_side", "square")
+BORDER = 4  # Of mirrored pixels on each side, in simple_random.
 
 OPTIONS = {
     "data.image_size": Option(224, whole(1, 2**14), "Height and width in pixels."),
     "data.crop": Option(
         "inception",
         one_of(*CROPS),
-        "What training sees of an image: TensorFlow's random part, torchvision's, one after a resize, all.",
+        "What training sees of an image: TensorFlow's random part, torchvision's, one after a resize, DeiT "
+        "III's, all.",
+        fits=lambda value, config: unless(
+            value != "simple_random" or config.data.image_size > 2 * BORDER,
+            f"another for data.image_size of {2 * BORDER} and less, which its border of {BORDER} would fill",
+        ),
     ),
     "data.crop_area": Option(
         (0.05, 1.0),
@@ -67,8 +73,9 @@ class TrainCrop:
     `inception`: a share `area` of the image of an aspect ratio `aspect` (width over height), as
     TensorFlow draws it (the paper, appendix B.1; AugReg, BiT, big_vision). `random_resized`: as torchvision
     does (MAE, DeiT). `square`: the image squeezed to `resize`, and `size` of it (BiT, and the paper's
-    fine-tuning: 448 and 384). `short_side`: the same with the aspect ratio kept. `none`: all of the
-    image, squeezed (BiT's for tasks where a crop changes the label).
+    fine-tuning: 448 and 384). `short_side`: the same with the aspect ratio kept. `simple_random`: the short
+    side resized to `size`, and that much of the image with four mirrored pixels on each side (DeiT III's
+    "simple random crop"). `none`: all of the image, squeezed (BiT's where a crop changes the label).
     """
 
     size: int
@@ -91,6 +98,9 @@ class TrainCrop:
         opened = self.open(image)
         height, width = opened.height, opened.width
         out = np.empty((self.size, self.size, 3), np.uint8) if out is None else out
+        if self.kind == "simple_random":
+            self._crop_with_border(opened, rng, out)
+            return out
         if self.kind in ("square", "short_side"):
             x, y = rng.random(2).tolist()
             if self.interpolation in PILLOW:
@@ -107,6 +117,23 @@ class TrainCrop:
             box = Box(0, 0, width, height)
         opened.crop(box, out, self.interpolation)
         return out
+
+    def _crop_with_border(self, opened: Jpeg | Pixels, rng: np.random.Generator, out: np.ndarray) -> None:
+        """Writes a part of the image with its short side at `size`, and pixels mirrored around it."""
+        sides = resized_sides(opened.height, opened.width, "short_side", self.size, self.size)
+        draws = rng.random(2).tolist()
+        (top, bottom, *rows), (left, right, *columns) = (
+            _bordered(side, self.size, draw) for side, draw in zip(sides, draws, strict=True)
+        )
+        inner = np.empty((bottom - top, right - left, 3), np.uint8)
+        if self.interpolation in PILLOW:
+            opened.crop_resized(sides, (top, left), inner, self.interpolation)
+        else:
+            y, x = opened.height / sides[0], opened.width / sides[1]
+            box = Box(int(left * x), int(top * y), round(right * x), round(bottom * y))
+            box = box._replace(right=max(box.right, box.left + 1), bottom=max(box.bottom, box.top + 1))
+            opened.crop(box, inner, self.interpolation)
+        out[:] = np.pad(inner, (rows, columns, (0, 0)), "reflect")
 
     def open(self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False) -> Jpeg | Pixels:
         """The image as this crop takes it; opened once for `several` crops, it is decoded once for all."""
@@ -177,6 +204,17 @@ class TestCrop:
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:
     """Height and width; one number is both."""
     return (size, size) if isinstance(size, int) else size
+
+
+def _bordered(side: int, size: int, draw: float) -> tuple[int, int, int, int]:
+    """Start and end of a part of a side with its border, cut off at the side, and what was cut off at each.
+
+    Args:
+      draw: where the part lies between the first place and the last, from 0 to below 1.
+    """
+    start = int(draw * (side + 2 * BORDER - size + 1)) - BORDER
+    end = start + size
+    return max(start, 0), min(end, side), max(-start, 0), max(end - side, 0)
 
 
 def inception_box(

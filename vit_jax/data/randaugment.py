@@ -1,7 +1,7 @@
 """Augmentations of the cropped uint8 image, by the processes that decode: RandAugment, colour jitter.
 
-RandAugment is AugReg's here; timm's is in vit_jax/data/timm_augment.py. What mixes images with each other is
-on the device (vit_jax/training/mixing.py).
+RandAugment is AugReg's here; timm's is in timm_augment.py, and DeiT III's 3-Augment in three_augment.py. What
+mixes images with each other is on the device (vit_jax/training/mixing.py).
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from vit_jax.data.timm_augment import RandPolicy
+from vit_jax.data.views import Augmentation
 from vit_jax.errors import UserError, nearest
 from vit_jax.options import Option, number, one_of, several
 
@@ -60,13 +60,13 @@ def resolve(
 def host_augmentation(
     randaugment: tuple[int, float] = (0, 0),
     color_jitter: tuple[float, float, float] = (0.0, 0.0, 0.0),
-    policy: RandPolicy | None = None,
-) -> Callable[[np.ndarray, np.random.Generator], np.ndarray] | None:
+    policy: Augmentation | None = None,
+) -> Augmentation | None:
     """`(pixels, rng) -> pixels` for a pipeline, which can be pickled; None where nothing is to be done.
 
     Args:
       randaugment: layers and magnitude of AugReg's.
-      policy: timm's.
+      policy: another augmentation, done before: timm's RandAugment, or 3-Augment.
     """
     if not randaugment[0] and not any(color_jitter):
         return policy
@@ -77,7 +77,7 @@ def host_augmentation(
 class _HostAugmentation:
     randaugment: tuple[int, float]
     color_jitter: tuple[float, float, float]
-    policy: RandPolicy | None
+    policy: Augmentation | None
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         if self.policy:

@@ -293,16 +293,18 @@ class Fit(NamedTuple):
 
 
 def fit(
-    checkpoint: Checkpoint, changes: dict, new_head: bool = False
+    checkpoint: Checkpoint, changes: dict, new_head: bool = False, seed: int = 0
 ) -> tuple[dict[str, Any], dict[str, Callable], Fit]:
     """Says how the parameters of a model with some arguments changed come from a checkpoint.
 
-    A head of another number of classes starts at zero, without the pre-logits layer unless
-    `pre_logits` is asked for; positions are resized; what the model has no place for is dropped.
+    A head of another number of classes starts at zero, or as `head_deviation` says where that is asked for,
+    without the pre-logits layer unless `pre_logits` is; positions are resized; what the model has no place
+    for is dropped.
 
     Args:
       changes: arguments of the model, over the checkpoint's.
       new_head: also where the number of classes is the same.
+      seed: of a new head's values.
 
     Returns:
       The model's arguments, a function for each of its parameters by path, and what was done.
@@ -330,8 +332,10 @@ def fit(
             table = np.asarray(before.position_embedding())  # A model with a table may start from them.
             found, read = table.shape, {path: table}.get
         if path.startswith(("head/", "distillation_head/")) and (new_head or found != shape):
-            sources[path] = functools.partial(np.zeros, shape, np.float32)
-            done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, zero")
+            deviation = changes.get("head_deviation", 0.0) if path.endswith("/kernel") else 0.0
+            sources[path] = functools.partial(_drawn, shape, deviation, seed)
+            start = f"normal of deviation {deviation:g}" if deviation else "zero"
+            done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, {start}")
         elif found == shape and (old == new or not (_is_table(path) or _is_by_offset(path, known))):
             sources[path] = functools.partial(read, path)
         elif found and _is_table(path):
@@ -360,6 +364,13 @@ def fit(
             raise UserError(f"{checkpoint.place} has no {path} {list(shape)}, which the model asked for has")
     done.dropped.extend(path for path in checkpoint.shapes if path not in shapes)
     return values, sources, done
+
+
+def _drawn(shape: tuple[int, ...], deviation: float, seed: int) -> np.ndarray:
+    """Normal values around 0, float32; zeros where the deviation is 0."""
+    if not deviation:
+        return np.zeros(shape, np.float32)
+    return np.float32(deviation) * np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def read_finite(checkpoint: Checkpoint, path: str) -> np.ndarray:

@@ -28,6 +28,7 @@ TRAINING_ONLY = {
     "uniform_depth",
     "depth_by",
     "head_bias",
+    "head_deviation",
     "initialization",
     "layer_scale",
 }

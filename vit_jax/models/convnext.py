@@ -209,7 +209,8 @@ class ConvNeXt(ImageModel):
       norm_epsilon: of the layer norms.
       centred_norm: the norms are layer norms; else they divide by the deviation alone (timm).
       head_epsilon: of the last one, before the head; None for `norm_epsilon` (Transformers).
-      head_bias: initial value of the head's biases; its kernel is zero.
+      head_bias: initial value of the head's biases.
+      head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
       remat: what of a block the backward pass computes anew, as of `ViT`.
       dtype: of the computation; parameters, normalisation statistics and logits are float32.
       rngs: the key for initialisation.
@@ -241,6 +242,7 @@ class ConvNeXt(ImageModel):
         centred_norm: bool = True,
         head_epsilon: float | None = None,
         head_bias: float = 0.0,
+        head_deviation: float = 0.0,
         remat: str = "none",
         dtype: str = "float32",
         rngs: nnx.Rngs,
@@ -270,7 +272,9 @@ class ConvNeXt(ImageModel):
         self.norm = common._replace(epsilon=head_epsilon or norm_epsilon).norm(widths[-1], rngs)
         self.norm_first, features = norm_first, head_hidden or widths[-1]
         self.pre_logits = common.dense(widths[-1], head_hidden, rngs) if head_hidden else None
-        self.head = linear_head(features, num_classes, head_bias, rngs) if num_classes else None
+        self.head = (
+            linear_head(features, num_classes, head_bias, rngs, head_deviation) if num_classes else None
+        )
 
     def features(
         self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False

@@ -344,7 +344,8 @@ class BiT(ImageModel):
       channels: of the images.
       mean, deviation: of the pixels that it is trained on, as of `ViT`.
       axial: attention along columns and rows instead of 3x3 convolutions (appendix D.6).
-      head_bias: initial value of the head's biases; its kernel is zero.
+      head_bias: initial value of the head's biases.
+      head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
       remat: what of a unit the backward pass computes anew, as of `ViT`.
       dtype: of the computation; parameters, normalisation statistics and logits are float32.
       rngs: the key for initialisation.
@@ -370,6 +371,7 @@ class BiT(ImageModel):
         deviation: Statistic = 0.5,
         axial: bool = False,
         head_bias: float = 0.0,
+        head_deviation: float = 0.0,
         remat: str = "none",
         dtype: str = "float32",
         rngs: nnx.Rngs,
@@ -397,7 +399,11 @@ class BiT(ImageModel):
             rngs=rngs,
         )
         self.norm = group_norm(self.resnet.channels, RULES[True, resnet_epsilons], compute, rngs)
-        self.head = linear_head(self.resnet.channels, num_classes, head_bias, rngs) if num_classes else None
+        self.head = (
+            linear_head(self.resnet.channels, num_classes, head_bias, rngs, head_deviation)
+            if num_classes
+            else None
+        )
 
     def features(
         self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
@@ -439,12 +445,14 @@ def _check_size(size: tuple[int, int], stride: int) -> None:
         )
 
 
-def linear_head(inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs) -> nnx.Linear:
-    """Kernel zero, so that the first logits are the bias; float32."""
+def linear_head(
+    inputs: int, num_classes: int, bias: float, rngs: nnx.Rngs, deviation: float = 0.0
+) -> nnx.Linear:
+    """Kernel zero, so that the first logits are the bias, or normal of a `deviation`; float32."""
     return nnx.Linear(
         inputs,
         num_classes,
-        kernel_init=nnx.initializers.zeros_init(),
+        kernel_init=initializers.normal(deviation) if deviation else nnx.initializers.zeros_init(),
         bias_init=nnx.initializers.constant(bias),
         dtype=jnp.float32,
         rngs=rngs,

@@ -350,7 +350,8 @@ class Swin(ImageModel):
       position: `1d` adds a learned vector for each patch, `none` does not.
       dropout: rate after every dense layer but q, k, v, and after the position embeddings.
       stochastic_depth: rate of skipped branches in the last block; it rises linearly from 0 over all stages.
-      head_bias: initial value of the head's biases; its kernel is zero.
+      head_bias: initial value of the head's biases.
+      head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
       remat: what of a block the backward pass computes anew, as of `ViT`.
       dtype: of the computation; parameters, statistics, softmax and logits are float32.
       rngs: the key for initialisation.
@@ -381,6 +382,7 @@ class Swin(ImageModel):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         head_bias: float = 0.0,
+        head_deviation: float = 0.0,
         remat: str = "none",
         dtype: str = "float32",
         rngs: nnx.Rngs,
@@ -414,7 +416,7 @@ class Swin(ImageModel):
             self._make_stage(stage, given, own, rngs)
         width = dim * 2 ** (len(blocks) - 1)
         self.norm = make_norm(width, stack, rngs)
-        self.head = linear_head(width, num_classes, head_bias, rngs) if num_classes else None
+        self.head = linear_head(width, num_classes, head_bias, rngs, head_deviation) if num_classes else None
 
     def _make_stem(self, given: SimpleNamespace, stack: Stack, rngs: nnx.Rngs) -> None:
         """Makes what comes before the first stage."""

@@ -214,7 +214,8 @@ class ViT(TokenModel):
         fixed number of images and computes the branch for them alone (DINOv2). It draws them within groups
         of consecutive images (`dropout.subset_sizes`), so that a device with whole groups needs no others.
         A rate is met to the nearest image of a group: one that drops less than half an image drops none.
-      head_bias: initial value of the head's biases (-10 for sigmoid pre-training); its kernel is zero.
+      head_bias: initial value of the head's biases (-10 for sigmoid pre-training).
+      head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
       initialization: how kernels and biases start: `flax`, as the paper's, or as those of masked
         autoencoders, `mae`, or DeiT, `deit`, in PyTorch.
       norm_epsilon: of the norms.
@@ -280,6 +281,7 @@ class ViT(TokenModel):
         uniform_depth: bool = False,
         depth_by: str = "image",
         head_bias: float = 0.0,
+        head_deviation: float = 0.0,
         initialization: str = "flax",
         norm_epsilon: float = 1e-6,
         remat: str = "none",
@@ -322,9 +324,13 @@ class ViT(TokenModel):
         self._make_stem(given, stack, rngs)
         self._make_layers(given, stack, rngs)
         features = 2 * dim if pooling == "cls_gap" else dim
-        self.head = linear_head(features, num_classes, head_bias, rngs) if num_classes else None
+        self.head = (
+            linear_head(features, num_classes, head_bias, rngs, head_deviation) if num_classes else None
+        )
         two_heads = num_classes and distillation == "heads"
-        self.distillation_head = linear_head(dim, num_classes, head_bias, rngs) if two_heads else None
+        self.distillation_head = (
+            linear_head(dim, num_classes, head_bias, rngs, head_deviation) if two_heads else None
+        )
 
     def _make_stem(self, given: SimpleNamespace, stack: Stack, rngs: nnx.Rngs) -> None:
         """Makes what comes before the encoder: patch embedding, tokens, positions."""

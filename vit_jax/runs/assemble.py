@@ -12,6 +12,7 @@ from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import TrainCrop
 from vit_jax.data.randaugment import host_augmentation, resolve
 from vit_jax.data.sources.base import Source, fingerprint
+from vit_jax.data.three_augment import ThreeAugment
 from vit_jax.data.timm_augment import RandPolicy, rand_policy
 from vit_jax.data.views import Picture, pictures_of
 from vit_jax.errors import UserError
@@ -209,6 +210,8 @@ def image_augmentation(config: ConfigDict) -> Callable | None:
         mean = tuple(config.model.mean or (0.5,))
         fill = tuple(min(255, round(255 * x)) for x in (mean if len(mean) > 1 else 3 * mean))
         policy = RandPolicy(**rand_policy(values.policy), fill=fill, resampling=resampling)
+    elif values.three_augment is not None:
+        policy = ThreeAugment(values.three_augment)
     return host_augmentation(layers_magnitude, values.color_jitter, policy)
 
 

@@ -34,7 +34,7 @@ OPTIONS = {
         None, text(), "Where the parameters come from: what `load_model` takes; None: random ones."
     ),
     "finetune.head": Option(
-        "new", one_of("new", "kept"), "Zeros, or the checkpoint's head where the classes are the same."
+        "new", one_of("new", "kept"), "New, zeros, or the checkpoint's where the classes are the same."
     ),
     "finetune.objective": Option(
         "kept",
@@ -102,8 +102,9 @@ def has_resnet(config: ConfigDict) -> bool:
 def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None = None) -> Origin:
     """The model that a config means, for data of so many classes; or that a program hands in.
 
-    A checkpoint says itself what its model is, and how images are resized. A new head is zeros, without the
-    hidden layer of pre-training; position embeddings are resized to the images (paper, section 3.2).
+    A checkpoint says itself what its model is, and how images are resized. A new head is zeros, or as the
+    config's `model.head_deviation` says, without the hidden layer of pre-training; position embeddings are
+    resized to the images (paper, section 3.2).
 
     Raises:
       UserError: there is no such checkpoint, it is damaged, or is not of the model that the config names.
@@ -131,8 +132,9 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
     del wanted["name"]
     wanted = loose | wanted
     # How it was regularised belongs to the run that made it.
-    wanted = {name: 0.0 for name in ("dropout", "stochastic_depth", "head_bias") if name in own} | wanted
-    arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new")
+    own_run = ("dropout", "stochastic_depth", "head_bias", "head_deviation")
+    wanted = {name: 0.0 for name in own_run if name in own} | wanted
+    arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new", seed=config.seed)
     found = [checkpoint.describe(), *done.describe()]
     seen = _interpolation(config, checkpoint)
     return Origin(checkpoint.model, arguments, sources, found, seen, checkpoint.objective)

@@ -7,6 +7,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -15,6 +16,7 @@ from vit_jax.models import is_undecayed
 from vit_jax.options import Option, flag, number, one_of, unless
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.directions import direction_of
+from vit_jax.training.directions.lamb import to_length
 
 OPTIONS = {
     "optimizer.coupled_decay": Option(
@@ -93,6 +95,7 @@ def make_optimizer(
     stages = [
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
         *((decay, direction) if config.coupled_decay else (direction, decay)),
+        *([to_length(DECAYED[config.decay])] if config.name == "lamb" else []),
         scale_by_layer(config.layer_decay, layer) if config.layer_decay < 1 else optax.identity(),
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
     ]
@@ -105,6 +108,27 @@ def make_optimizer(
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
+
+
+def check_first(config: ConfigDict, changes: Callable[[dict], dict] | None, weights: dict) -> None:
+    """Raises UserError where LAMB would start from zeros, which it hardly moves: it goes by their length.
+
+    Args:
+      config: the section `optimizer`.
+      changes: as `make_optimizer`'s `trained`.
+      weights: a run's first.
+    """
+    if config.name != "lamb":
+        return
+    chosen = [choose(weights) for choose in (DECAYED[config.decay], changes) if choose]
+    moved = jax.tree.map(lambda _, *flags: all(flags), weights, *chosen)
+    for (path, x), scaled in zip(jax.tree.leaves_with_path(weights), jax.tree.leaves(moved), strict=True):
+        if scaled and not np.any(x):
+            raise UserError(
+                f"config.optimizer.name='lamb' changes an array by its length, and {path_name(path)} starts "
+                "at zeros; config.model.head_deviation=0.02 draws the head's first values, and "
+                "optimizer.name='adam' takes any"
+            )
 
 
 def kernels(params: dict) -> dict:

@@ -21,7 +21,7 @@ from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
 from vit_jax.training.lora import Weights, effective, init_extra, objective_weights, trained, with_frozen
 from vit_jax.training.objectives import abstract_objective, make_objective, objective_of
 from vit_jax.training.objectives.objective import Objective
-from vit_jax.training.optimizer import below, make_optimizer
+from vit_jax.training.optimizer import below, check_first, make_optimizer
 from vit_jax.training.schedule import make_schedule, make_weight_decay
 from vit_jax.training.step import (
     Judged,
@@ -45,6 +45,7 @@ class Program(NamedTuple):
     objective: nnx.GraphDef  # With its frozen model.
     judged_by: str | None  # The memory that holds the parameters that are judged; None: those trained.
     optimizer: optax.GradientTransformation
+    check_first: Callable[[Weights], None]  # Raises UserError where the optimizer cannot start from them.
     schedule: Callable[[jax.Array], jax.Array]
     mesh: Mesh
     state: State  # Of `jax.ShapeDtypeStruct`s with shardings, as are the metrics.
@@ -67,8 +68,12 @@ class Program(NamedTuple):
           frozen: the parameters of the frozen model, on the host, where the objective has one.
           objective: parts of the objective's own, on the host; the others are drawn.
           remembered: memories that do not begin as the objective says, on the host.
+
+        Raises:
+          UserError: the optimizer cannot start from these.
         """
         weights = self._on_host(lambda: self._first_weights(seed, params, objective))
+        self.check_first(weights)
         weights = jax.tree.map(lambda x, like: place(x, like.sharding), weights, weights_of(self.state))
         frozen = self.placed_frozen(frozen or {})
         whole = nnx.merge(self.objective, with_frozen(objective_weights(weights), frozen))
@@ -183,11 +188,12 @@ def make_program(
 
     weights = {"params": params, "extra": jax.eval_shape(make_extra, params)}
     _check_held(config, whole, objective_weights(weights))
+    changes = None if config.finetune.train == "all" else partial(trained, config)
     optimizer = make_optimizer(
         config.optimizer,
         schedule,
         make_weight_decay(config.optimizer, steps),
-        None if config.finetune.train == "all" else partial(trained, config),
+        changes,
         layers and layers(model),
         embedding,
         whole.held(),
@@ -215,6 +221,7 @@ def make_program(
         objective,
         objective_of(config).judged(config),
         optimizer,
+        partial(check_first, config.optimizer, changes),
         schedule,
         mesh,
         jax.tree.map(_shape, state, shardings),

@@ -16,6 +16,7 @@ DIRECTIONS = (
     "adafactor",
     "sgd",
     "muon",
+    "lamb",
 )
 
 OPTIONS = {

@@ -13,15 +13,26 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
-from vit_jax.options import SHARE, Option, one_of
+from vit_jax.options import SHARE, Option, one_of, unless
 from vit_jax.training.memory import Momentum, polyak_share
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
+LOSSES = ("softmax", "sigmoid", "binary")
+
 OPTIONS = {
     "loss.name": Option(
-        "softmax", one_of("softmax", "sigmoid"), "Loss of a classification; sigmoid is summed."
+        "softmax",
+        one_of(*LOSSES),
+        "Loss of a classification; sigmoid is summed over the classes, binary, DeiT III's, is their mean.",
     ),
-    "loss.label_smoothing": Option(0.0, SHARE, "Share of the target that all classes share alike."),
+    "loss.label_smoothing": Option(
+        0.0,
+        SHARE,
+        "Share of the target that all classes share alike.",
+        fits=lambda value, config: unless(
+            value == 0 or config.loss.name != "binary", "0 with loss.name='binary', whose targets are 0 or 1"
+        ),
+    ),
 }
 
 
@@ -31,7 +42,7 @@ class Classification(Objective):
     With `average` it remembers an average of the parameters (EMA), by which the run is judged.
 
     Args:
-      loss: `softmax`, or `sigmoid`, summed over the classes.
+      loss: one of `LOSSES`, as `classification_loss` has it.
       smoothing: share of the target that is spread over all classes in training.
       average: what makes the average; None: there is none.
     """
@@ -98,7 +109,7 @@ def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:
 def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
     """The targets of the loss `name`, `[batch, classes]`.
 
-    `softmax`: the labels' even mixture; `sigmoid`: one for each label.
+    `softmax`: the labels' even mixture; else one for each label.
     """
     targets = multi_hot(labels, num_classes)
     if name == "softmax":
@@ -107,12 +118,17 @@ def class_targets(labels: jax.Array, num_classes: int, name: str) -> jax.Array:
 
 
 def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> jax.Array:
-    """`class_targets` of a batch's `labels`, mixed with its partners' where `augment` mixed the images."""
+    """`class_targets` of a batch's `labels`, mixed with its partners' where `augment` mixed the images.
+
+    Of the loss `binary` a mixture has one for each class of either image, however small its share (Wightman
+    et al., 2021).
+    """
     targets = class_targets(batch["labels"], num_classes, name)
     if "share" not in batch:
         return targets
     share = batch["share"][:, None]
-    return share * targets + (1 - share) * class_targets(batch["partner_labels"], num_classes, name)
+    mixed = share * targets + (1 - share) * class_targets(batch["partner_labels"], num_classes, name)
+    return (mixed > 0).astype(mixed.dtype) if name == "binary" else mixed
 
 
 def classification_loss(logits: jax.Array, targets: jax.Array, name: str, smoothing: float) -> jax.Array:
@@ -120,13 +136,14 @@ def classification_loss(logits: jax.Array, targets: jax.Array, name: str, smooth
 
     Args:
       targets: as `class_targets` makes them, or a mixture of such.
-      name: `softmax`, or `sigmoid`, summed over the classes.
+      name: `softmax`; `sigmoid`, each class by itself, summed over the classes; `binary`, its mean over them.
       smoothing: share of the target that is spread over all classes.
     """
     targets = (1 - smoothing) * targets + smoothing / logits.shape[-1]
     if name == "softmax":
         return optax.softmax_cross_entropy(logits, targets)
-    return optax.sigmoid_binary_cross_entropy(logits, targets).sum(-1)
+    losses = optax.sigmoid_binary_cross_entropy(logits, targets)
+    return losses.sum(-1) if name == "sigmoid" else losses.mean(-1)
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
