@@ -1,12 +1,15 @@
 """Published weights by name and tag, against timm's registry."""
 
+import json
+import re
+
 import pytest
 
 import vit_jax
-from tests.interop import write_weights
+from tests.interop import write_accuracies, write_weights
 from vit_jax.errors import UserError
 from vit_jax.models import parse_name
-from vit_jax.published.weights import all_weights, find_weights
+from vit_jax.published.weights import ACCURACIES, all_weights, find_weights
 
 
 def test_every_line_is_of_timms_registry(timm):
@@ -60,7 +63,44 @@ def test_what_names_no_weights_is_refused(model, tag, words):
         vit_jax.load_model(model, pretrained=tag)
 
 
+def test_every_classifier_of_imagenet_and_every_dino_has_a_published_accuracy():
+    teachers = ("dino", "lvd142m", "lvd1689m", "dinov3_lvd1689m")
+    for weights in all_weights():
+        found = {accuracy.what for accuracy in weights.accuracies}
+        if weights.tag in teachers:
+            assert found in ({"ImageNet k-NN", "ImageNet linear"}, {"ImageNet-ReaL linear"}), weights
+        else:
+            assert found == ({"ImageNet top-1"} if weights.classes == 1000 else set()), weights
+
+
+def test_every_accuracy_is_of_known_weights_and_names_its_source():
+    groups, known = json.loads(ACCURACIES.read_text()), {weights.repository for weights in all_weights()}
+    assert {name for group in groups for name in group["figures"]} <= known
+    assert ACCURACIES.read_text() == write_accuracies.written(groups)
+    for accuracy in (accuracy for weights in all_weights() for accuracy in weights.accuracies):
+        assert re.fullmatch(r"[\w-]+/[\w-]+, [\w./-]+( of \d{4}-\d\d-\d\d)?", accuracy.source)
+        assert 60 < accuracy.percent < 91
+        if accuracy.what == "ImageNet top-1":
+            assert 100 < accuracy.pixels < 600 and 0.8 < accuracy.crop <= 1
+    (accuracy,) = find_weights("ViT-B/16", "vit_base_patch16_384.augreg_in21k_ft_in1k").accuracies
+    assert (accuracy.percent, accuracy.pixels, accuracy.crop) == (86.01, 384, 1.0)
+
+
+def test_timms_part_is_made_of_its_table(tmp_path):
+    table = tmp_path / "results.csv"
+    table.write_text(
+        "model,img_size,top1,top1_err,top5,top5_err,param_count,crop_pct,interpolation\n"
+        "resnet50.a1_in1k,288,81.21,18.79,95.10,4.90,25.56,1.000,bicubic\n"
+        "swin_tiny_patch4_window7_224.ms_in1k,224,81.37,18.63,95.54,4.46,28.29,0.900,bicubic\n"
+    )
+    expected = {"timm/swin_tiny_patch4_window7_224.ms_in1k": [81.37, 224, 0.9]}
+    assert write_accuracies.figures_of(table) == expected
+
+
 def test_weights_are_listed_by_pattern():
     listed = vit_jax.list_models("DINOv3-*", pretrained=True)
     assert {weights.model for weights in listed} > {"DINOv3-S/16", "DINOv3-L/16"}
     assert "timm/vit_small_patch16_dinov3.lvd1689m  256 pixels, no head, licence" in repr(listed)
+    assert "licence dinov3-license, ImageNet-ReaL linear 87.0 %\n" in repr(listed)
+    (swin,) = vit_jax.list_models("Swin-B", pretrained=True)[:1]
+    assert str(swin).endswith(f"{swin.licence}, ImageNet top-1 {swin.accuracies[0].percent} % at 224 pixels")

@@ -1,15 +1,41 @@
-"""The published weights that load by a name, one line each in `weights.tsv`.
+"""The published weights that load by a name, one line each in `weights.tsv`, and what they reach.
 
-`tests/interop/write_weights.py` makes the file of timm's registry.
+`tests/interop/write_weights.py` makes the file of timm's registry, and `write_accuracies.py` what
+`accuracies.json` has of timm's evaluation; the rest of that file is from the authors' pages, which it names.
 """
 
 import functools
+import json
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax.errors import UserError, nearest
 
 FILE = Path(__file__).parent / "weights.tsv"
+ACCURACIES = Path(__file__).parent / "accuracies.json"
+
+
+class Accuracy(NamedTuple):
+    """A published figure of weights.
+
+    Attributes:
+      what: `ImageNet top-1` of a classifier, or of a frozen model `ImageNet k-NN` or `linear`.
+      percent: of the images that are right.
+      pixels: side of the images; None where the source does not say.
+      crop: share of the resized image's side that is seen; None where the source does not say.
+      source: who published it, and where.
+    """
+
+    what: str
+    percent: float
+    pixels: int | None
+    crop: float | None
+    source: str
+
+    def __str__(self):
+        size = f" at {self.pixels} pixels" if self.pixels else ""
+        return f"{self.what} {self.percent} %{size}"
 
 
 class Weights(NamedTuple):
@@ -33,7 +59,13 @@ class Weights(NamedTuple):
 
     def __str__(self):
         head = f"{self.classes:,} classes" if self.classes else "no head"
-        return f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence {self.licence}"
+        words = f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence {self.licence}"
+        return ", ".join([words, *map(str, self.accuracies)])
+
+    @property
+    def accuracies(self) -> tuple[Accuracy, ...]:
+        """What these weights reach, as published; empty where nothing is known."""
+        return _accuracies().get(self.repository, ())
 
 
 HEADER = Weights._fields
@@ -44,6 +76,16 @@ def all_weights() -> tuple[Weights, ...]:
     """All of them."""
     rows = [line.split("\t") for line in FILE.read_text().splitlines()[1:]]
     return tuple(Weights(*names, int(side), int(classes), last) for *names, side, classes, last in rows)
+
+
+@functools.cache
+def _accuracies() -> dict[str, tuple[Accuracy, ...]]:
+    """Published figures by repository."""
+    found = defaultdict(tuple)
+    for group in json.loads(ACCURACIES.read_text()):
+        for repository, values in group["figures"].items():
+            found[repository] += (Accuracy(group["what"], *values, group["source"]),)
+    return dict(found)
 
 
 def find_weights(model: str, pretrained: str) -> Weights:
