@@ -18,7 +18,7 @@ ALLOWED = {
     "config": {"options", "models"},
     "formats": {"config", "data"},
     "recipes": {"config", "data", "models"},
-    "interop": {"models", "arguments"},
+    "interop": {"models", "arguments", "published"},
     "evaluation": {"models", "data", "parallel", "config", "options", "recipes", "published"},
     "run_suites": {"data", "evaluation", "interop", "load", "parallel", "runs"},
     "training": {"models", "data", "parallel", "config", "options"},

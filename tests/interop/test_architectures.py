@@ -42,6 +42,11 @@ def test_model_gives_its_own_logits(name, options, torch, timm, tmp_path):
     [
         ("test_vit4", {}, "none of the models"),
         ("vit_base_patch16_xp_224", dict(embed_dim=48, depth=1), r"differs from a ViT \(xp\)"),
+        (
+            "vit_small_patch16_18x2_224",
+            dict(embed_dim=48, depth=1),
+            "x2_224 is not read: its layers are parallel",
+        ),
     ],
 )
 def test_model_that_computes_otherwise_is_refused(name, options, words, torch, timm, tmp_path):

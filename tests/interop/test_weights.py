@@ -9,6 +9,7 @@ import vit_jax
 from tests.interop import write_accuracies, write_weights
 from vit_jax.errors import UserError
 from vit_jax.models import parse_name
+from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import ACCURACIES, all_weights, find_weights
 
 
@@ -95,6 +96,34 @@ def test_timms_part_is_made_of_its_table(tmp_path):
     )
     expected = {"timm/swin_tiny_patch4_window7_224.ms_in1k": [81.37, 224, 0.9]}
     assert write_accuracies.figures_of(table) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("PE-core-G/14", "the MLP of its attention pooling has another width .*"),
+        ("vit_pe_core_gigantic_patch14_448", "the MLP of its attention pooling has another width .*"),
+        ("Sapiens2-B/16", "several of its heads share keys and values"),
+        ("vit_base_patch16_sapiens2", "several of its heads share keys and values"),
+        ("timm/vit_dwee_patch16_reg1_gap_256.sbb_nadamuon_in1k", "its layers are of differential attention"),
+        ("vit_dpwee_patch16_reg1_gap_256", "its layers are parallel branches with differential attention"),
+        ("vit_pwee_patch16_reg1_gap_256", "its layers are parallel branches"),
+        ("vit_base_patch16_18x2_224", "its layers are parallel branches"),
+    ],
+)
+def test_a_name_of_what_is_not_read_is_refused_by_what_it_has(name, words):
+    for made in (
+        lambda: vit_jax.create_model(name),
+        lambda: vit_jax.load_model(name),
+        lambda: vit_jax.load_model(name, pretrained="fb"),
+    ):
+        with pytest.raises(UserError, match=f"{re.escape(name)} is not read: {words}$"):
+            made()
+
+
+def test_nothing_that_is_held_is_refused_by_its_name():
+    for name in (*vit_jax.list_models(), *(weights.repository for weights in all_weights())):
+        refuse_unheld(name)
 
 
 def test_weights_are_listed_by_pattern():

@@ -18,6 +18,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import Axes, Family, match_axes
 from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
+from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import all_weights
 
 # The modules of this folder that hold a `FAMILY`, in the order in which their models are listed.
@@ -43,11 +44,12 @@ def parse_name(name: str) -> tuple[Family, dict]:
     """The family that a name is of, and the arguments that it stands for.
 
     Raises:
-      UserError: no family has such a name.
+      UserError: no family has such a name; of published models that are not read it says what they have.
     """
     for family in FAMILIES:
         if (values := family.parse(name)) is not None:
             return family, values
+    refuse_unheld(name)
     raise UserError(f"unknown model {name!r} (model.name); {nearest(name, MODELS)}")
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.published.unheld import refuse_unheld
 
 FILE = Path(__file__).parent / "weights.tsv"
 ACCURACIES = Path(__file__).parent / "accuracies.json"
 
 
 class Accuracy(NamedTuple):
-    """A published figure of weights.
+    """One published figure of some weights.
 
     Attributes:
       what: `ImageNet top-1` of a classifier, or of a frozen model `ImageNet k-NN` or `linear`.
@@ -64,7 +65,7 @@ class Weights(NamedTuple):
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
-        """What these weights reach, as published; empty where nothing is known."""
+        """The published figures of these weights; empty where none is known."""
         return _accuracies().get(self.repository, ())
 
 
@@ -98,6 +99,7 @@ def find_weights(model: str, pretrained: str) -> Weights:
     """
     of_model = [weights for weights in all_weights() if weights.model == model]
     if not of_model:
+        refuse_unheld(model)
         known = dict.fromkeys(weights.model for weights in all_weights())
         raise UserError(f"no published weights of {model!r} are known; {nearest(model, known)}")
     found = [x for x in of_model if pretrained in (x.tag, x.repository, x.repository.split("/")[-1])]

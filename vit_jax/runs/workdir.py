@@ -48,6 +48,7 @@ from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import FAMILIES
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.sharding import path_name
+from vit_jax.published.unheld import refuse_unheld
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.training.lora import effective, init_extra
@@ -433,6 +434,7 @@ def open_any(source: str | Path, image_size=None) -> Checkpoint:
     if (path / CONFIG).is_file() and (path / MANIFEST).is_file():
         return open_workdir(path, which)
     if which or not path.exists():
+        refuse_unheld(str(source))
         raise UserError(
             f"there is no {path}{which and '@' + which}; a checkpoint of the Hub is hf://owner/name"
         )

@@ -12,6 +12,7 @@ from vit_jax.interop.library import Library
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import timm_mae
+from vit_jax.published.unheld import refuse_unheld
 
 # A module for each family, which has its `FORMAT` and knows its architectures by their names.
 _MODULES = tuple(
@@ -36,6 +37,7 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
     architecture = config.get("architecture")
     if architecture is None:
         return tensors, config
+    refuse_unheld(architecture)
     for module in _MODULES:
         if (said := module.named(architecture)) is not None:
             return tensors, config | dict(named=said)

@@ -111,13 +111,7 @@ _SAID += ("use_fc_norm", "attn_pool_num_heads", "attn_pool_mlp_ratio", "head_ini
 
 
 def named(architecture: str) -> dict | None:
-    """Reads the name of an architecture of timm's Eva into its arguments; None: it is of none.
-
-    Raises:
-      UserError: models of this name compute something else.
-    """
-    if architecture.endswith("_sapiens2"):
-        raise UserError(f"timm's {architecture} is not read: several of its heads share keys and values")
+    """Reads the name of an architecture of timm's Eva into its arguments; None: it is of none."""
     said = next((values for name, values in _NAMES if re.fullmatch(name, architecture)), None)
     if said is None:
         return None

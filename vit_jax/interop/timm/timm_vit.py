@@ -275,8 +275,6 @@ _PLAIN = re.compile(
 _TANH = ("vit_base_patch32_siglip", "vit_so400m_patch16_siglip", "vit_giantopt_patch16_siglip")
 _TANH += ("vit_large_patch16_siglip_512", "vit_large_patch16_siglip_gap_512")
 _RADIO = {"v3": 7, "v4": 9}  # Registers, by the last word of a RADIO's name.
-_OTHER_LAYERS = dict(pwee="parallel branches", dpwee="parallel branches with differential attention")
-_OTHER_LAYERS |= dict.fromkeys(("dwee", "dlittle"), "of differential attention")
 _FAMILIES = ("vit", "deit", "deit3", "flexivit", "beit3", "eva")
 _AIMV2 = {"large": (1024, 8), "huge": (1536, 12), "1b": (2048, 16), "3b": (3072, 24)}
 _GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
@@ -300,8 +298,6 @@ def named(architecture: str) -> dict | None:
     if family == "aimv2":
         (dim, heads), patch = _AIMV2[words[0]], int(words[1].removeprefix("patch"))
         return dict(embed_dim=dim, heads=heads, patch_size=patch, reg_tokens=0, dist_token=False, eps=1e-5)
-    if words and words[0] in _OTHER_LAYERS:
-        raise UserError(f"timm's {architecture} is not read: its layers are {_OTHER_LAYERS[words[0]]}")
     if family not in _FAMILIES or not words or words[0] not in _WIDTHS:
         return None
     for word in words[1:]:

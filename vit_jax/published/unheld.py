@@ -1,0 +1,24 @@
+"""Published models that look like ours and compute something else: their names, and what they have."""
+
+import re
+
+from vit_jax.errors import UserError
+
+# What begins with an author's name, and architectures of timm's.
+UNHELD = {
+    r"PE-core-G(/\d+)?|vit_pe_core_gigantic\w*": (
+        "the MLP of its attention pooling has another width than those of its layers"
+    ),
+    r"Sapiens2\S*|vit_\w+_sapiens2": "several of its heads share keys and values",
+    r"vit_(dwee|dlittle)_\w+": "its layers are of differential attention",
+    r"vit_dpwee_\w+": "its layers are parallel branches with differential attention",
+    r"vit_pwee_\w+|vit_\w+_\d+x2_\w+": "its layers are parallel branches",
+}
+
+
+def refuse_unheld(name: str) -> None:
+    """Raises UserError where a model of this name, with an owner and a tag or without, is one of these."""
+    bare = re.sub(r"\.\w+$", "", name.removeprefix("timm/"))
+    for pattern, what in UNHELD.items():
+        if re.fullmatch(pattern, bare):
+            raise UserError(f"{name} is not read: {what}")
