@@ -25,6 +25,7 @@ CURVES = (
     ("Loss", _of_each_split("loss"), 1),
     ("Accuracy, %", _of_each_split("accuracy"), 100),
     ("Accuracy in hidden patches, %", _of_each_split("patch_accuracy"), 100),
+    ("Views nearest to their image's other view, %", _of_each_split("views_matched"), 100),
     ("Entropy over prototypes, nats", ENTROPIES, 1),
     ("Prototypes in use, effective number", {"train/prototypes_used": ""}, 1),
     ("Spread of the features about their mean", _of_each_split("spread"), 1),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.training.objectives.prototypes import PrototypeHead, entropy, koleo, sinkhorn
+from vit_jax.training.objectives.prototypes import PrototypeHead, entropy, koleo, sinkhorn, views_matched
 
 ERF = np.vectorize(math.erf)
 RNG = np.random.default_rng(3)
@@ -63,6 +63,16 @@ def test_koleo_does_not_see_what_fills_a_batch_up(images):
     seen = koleo(jnp.asarray(filled), real=jnp.arange(len(filled)) < images)[:images]
     expected = koleo(jnp.asarray(x)) if images > 1 else [0.0]
     np.testing.assert_array_equal(seen, expected)
+
+
+def test_views_are_matched_where_the_nearest_is_the_same_images():
+    x = RNG.normal(size=(9, 2, 3)).astype(np.float32)
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    x[5:] = x[0, :1]  # Copies of the first view of the first image, some of which only fill the batch up.
+    nearest = [np.argmin([np.linalg.norm(a[0] - b[1]) for b in x[:7]]) for a in x]
+    expected = np.array(nearest) == np.arange(9)
+    assert 0 < expected[:7].mean() < 1
+    np.testing.assert_array_equal(views_matched(jnp.asarray(x), jnp.arange(9) < 7), expected)
 
 
 def test_koleo_drives_neighbours_apart():

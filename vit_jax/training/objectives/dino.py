@@ -33,7 +33,14 @@ from vit_jax.training.objectives.objective import (
     Objective,
     check_self_supervised,
 )
-from vit_jax.training.objectives.prototypes import PrototypeHead, entropy, koleo, sinkhorn, unit
+from vit_jax.training.objectives.prototypes import (
+    PrototypeHead,
+    entropy,
+    koleo,
+    sinkhorn,
+    unit,
+    views_matched,
+)
 
 VIEWS = 2  # Large ones.
 STUDENT_TEMPERATURE = 0.1
@@ -227,7 +234,7 @@ class DINO(Objective):
         names = ("spread", "teacher_entropy", "student_entropy", "kl", "prototypes_used")
         parts = {"patch_loss": self.patch_weight, "koleo": self.koleo_weight, "gram": self.gram_weight}
         names += tuple(name for name, weight in parts.items() if weight)
-        return dict.fromkeys(names, "number")
+        return dict.fromkeys(names, "number") | {"views_matched": "share"}
 
     @staticmethod
     def sees_length(config: ConfigDict) -> bool:
@@ -299,7 +306,8 @@ class DINO(Objective):
         Metrics that show a collapse: `spread`, the variance of the teacher's features of length 1 about their
         mean, which goes to 0 where all images look the same; the entropies of teacher and student, and the
         divergence `kl` of the second from the first; and `prototypes_used`, the perplexity of the teacher's
-        mean distribution, which goes to 1 where all images are given one prototype.
+        mean distribution, which goes to 1 where all images are given one prototype. And one that rises
+        where it learns: `views_matched`.
 
         Args:
           batch: `image` uint8 `[batch, 2, height, width, channels]`, `local` where there are such crops, and
@@ -329,6 +337,7 @@ class DINO(Objective):
             "kl": of_pairs - teacher_entropy,
             "prototypes_used": jnp.full(len(losses), jnp.exp(entropy(used / jnp.maximum(used.sum(), 1e-9)))),
         }
+        metrics["views_matched"] = views_matched(embedded, batch.get("mask"))
         seen = {"centre": wanted.mean(axis=1), "mean": embedded.mean(axis=1), "used": targets.mean(axis=1)}
         if self.patch_weight:
             metrics["patch_loss"], seen["patch_centre"] = self.of_patches(

@@ -99,6 +99,20 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
     return jnp.where(others.any(-1), -jnp.log(distance + 1e-8), 0).reshape(-1)
 
 
+def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
+    """1 for an image whose first view has its own second view nearest, among those of the batch, else 0.
+
+    It is what k-NN measures where there are no labels; chance is one in the batch's images.
+
+    Args:
+      x: features of length 1 of two views, `[batch, 2, features]`.
+      real: bool `[batch]`, images whose second views count; None: all.
+    """
+    near = jnp.einsum("id,jd->ij", x[:, 0], x[:, 1], precision="highest")
+    near = near if real is None else jnp.where(real, near, -2)
+    return (near.argmax(-1) == jnp.arange(len(x))).astype(jnp.float32)
+
+
 def entropy(distributions: jax.Array) -> jax.Array:
     """Entropy over the last axis, in nats."""
     return -(distributions * jnp.log(jnp.maximum(distributions, 1e-30))).sum(-1)
