@@ -222,8 +222,9 @@ class WindowAttention(nnx.Module):
     def _join(self, x: jax.Array, size: tuple[int, int]) -> jax.Array:
         """Undoes `_cut` for a map of this height and width."""
         (height, width), (rows, columns) = size, self.window
-        x = x.reshape(len(x), height // rows, width // columns, rows, columns, x.shape[-1])
-        return x.transpose(0, 1, 3, 2, 4, 5).reshape(len(x), height, width, -1)
+        batch, dim = x.shape[0], x.shape[-1]
+        x = x.reshape(batch, height // rows, width // columns, rows, columns, dim)
+        return x.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height, width, dim)
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, regions: np.ndarray | None):
         """`[batch, windows, tokens, heads, head_dim]` each; the softmax is taken in float32.
