@@ -37,7 +37,7 @@ setup(
         "vit_jax": ["py.typed"],
         "vit_jax.data": ["glyphs/*"],
         "vit_jax.planning": ["prices.toml"],
-        "vit_jax.published": ["*.json", "*.tsv"],
+        "vit_jax.published": ["*.json", "*.tsv", "tables/*.json"],
     },
     ext_modules=[
         # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).

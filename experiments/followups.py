@@ -11,7 +11,7 @@ from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table, means, ranking, spread
 from vit_jax.ledger.unlabelled import OTHERS, few_labels
 
-# As `published/followups.json` calls them; the values of its objective here,
+# As `published/tables/followups.json` calls them; the values of its objective here,
 # none of a classification; None is no pre-training.
 METHODS = {
     "random parameters": None,

@@ -84,7 +84,7 @@ def test_a_lone_file_of_a_beit_tells_its_heads_and_grid(torch, timm, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("vit_pe_core_gigantic_patch14_448", {}, "attention pooling has an MLP of another width"),
+        ("vit_pe_core_gigantic_patch14_448", {}, "MLP of its attention pooling has another width"),
         ("vit_small_patch16_rope_224", dict(rope_temperature=50.0), "rope_temperature=50.0.* is not read"),
         ("vit_small_patch16_dinov3", dict(rope_grid_indexing="xy"), "rope_grid_indexing='xy'.* is not read"),
         (

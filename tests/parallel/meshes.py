@@ -72,6 +72,8 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
     config = base_config()
     config.batch_size = batch_size
     config.model.update(MODELS[model])
+    if optimizer.get("name") == "lamb":  # It goes by the length of what it changes.
+        config.model.head_deviation = 0.02
     config.data.image_size = 32 if re.search("16|BiT", config.model.name) else 16
     config.mesh.update(dict(zip(("data", "fsdp", "tensor"), mesh_shape, strict=True)))
     objective = OBJECTIVES.get(model, {})

@@ -1,4 +1,4 @@
-"""The figures that the paper prints, as data: one file a table, with where each figure stands.
+"""The figures that the paper prints, as data: one file of `tables` each, with where each figure stands.
 
 A file has the `table` of the paper, the `unit` of its figures, a `note` on what its reader should know, the
 `columns` (model, pre-training set, epochs, or what else each is of) and the `rows`, with a figure or none
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError, nearest
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "tables"
 TABLES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 
 

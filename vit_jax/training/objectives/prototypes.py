@@ -102,7 +102,8 @@ def koleo(x: jax.Array, group: int | None = None, real: jax.Array | None = None)
 def views_matched(x: jax.Array, real: jax.Array | None = None) -> jax.Array:
     """1 for an image whose first view has its own second view nearest, among those of the batch, else 0.
 
-    It is what k-NN measures where there are no labels; chance is one in the batch's images.
+    It is what k-NN measures where there are no labels; chance is one in the batch's images, or in those of
+    a micro-batch.
 
     Args:
       x: features of length 1 of two views, `[batch, 2, features]`.
