@@ -9,6 +9,7 @@ import vit_jax
 from tests.system.conftest import parameters
 from tests.system.test_interface import small
 from tests.system.test_resume import figures
+from tests.training.objectives.test_frozen_teacher import write_teacher
 
 
 def make_teacher(folder, seed: int):
@@ -82,3 +83,17 @@ def test_run_with_views_of_two_sizes_goes_on_to_the_bit(tmp_path, more):
         vit_jax.train(config, tmp_path / "killed", on_log=kill)
     vit_jax.train(config, tmp_path / "killed")
     assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_student_of_a_frozen_teacher_with_heads_goes_on_to_the_bit_and_is_loaded(tmp_path):
+    write_teacher(tmp_path / "teacher")
+    values = {"name": "dino", "head_hidden": 16, "bottleneck": 8, "prototypes": 12, "patch_weight": 1.0}
+    values |= {"patch_prototypes": 9, "patch_bottleneck": 6, "teacher": str(tmp_path / "teacher")}
+    config = small(steps=4, evaluate_every=4, **{f"objective.{key}": x for key, x in values.items()})
+    vit_jax.train(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        vit_jax.train(config, tmp_path / "killed", on_log=kill)
+    vit_jax.train(config, tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert vit_jax.load_model(tmp_path / "whole", say=str).dim == 16

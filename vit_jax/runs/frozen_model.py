@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +12,13 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.interop.checkpoint import fit, sketch
-from vit_jax.models.image_model import ImageModel
+from vit_jax.interop.checkpoint import Checkpoint, fit, sketch
+from vit_jax.models import abstract
 from vit_jax.parallel.sharding import path_name
-from vit_jax.runs.warm_start import fingerprint_of
+from vit_jax.runs.warm_start import fingerprint_of, objective_shapes
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives.frozen import Frozen, WithHeads
 
 # Nearly all parameters of a transformer. The head's are used as they are, a BiT's are standardised first.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
@@ -26,12 +28,13 @@ class FrozenModel(NamedTuple):
     """A frozen model, of which nothing is read yet.
 
     Attributes:
-      model: with shapes in place of arrays, in the types in which they are kept.
+      model: with shapes in place of arrays, in the types in which they are kept; an `ImageModel`, or a
+        `WithHeads`.
       sources: reads each parameter, by path.
       found: what it is, in lines.
     """
 
-    model: ImageModel
+    model: nnx.Module
     sources: dict[str, Callable[[], Any]]
     found: list[str]
 
@@ -44,7 +47,7 @@ class FrozenModel(NamedTuple):
         return fingerprint_of(self._read_each())
 
     def _read_each(self) -> Iterator[tuple[str, np.ndarray]]:
-        for path, like in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(self.model))):
+        for path, like in jax.tree.leaves_with_path(_params(self.model)):
             name = path_name(path)
             yield name, np.asarray(self.sources[name]()).astype(like.dtype)
 
@@ -56,8 +59,8 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
       class_names: of the data.
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, does not fit, or orders its classes otherwise; or
-        a teacher is named that the objective does not ask for.
+      UserError: there is no such checkpoint, it is damaged, does not fit, lacks the heads that are asked for,
+        or orders its classes otherwise; or a teacher is named that the objective does not ask for.
     """
     wanted = objective_of(config).learns_from(config)
     if wanted is None:
@@ -74,25 +77,57 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
     except UserError as error:
         raise UserError(f"config.objective.teacher={wanted.source!r}: {error}") from error
     theirs, ours = checkpoint.class_names, tuple(class_names)
-    if theirs != ours and sorted(theirs) == sorted(ours):
+    if wanted.objective is None and theirs != ours and sorted(theirs) == sorted(ours):
         wrong = next(number for number, name in enumerate(ours) if theirs[number] != name)
         raise UserError(
             f"config.objective.teacher={wanted.source!r} has the data's classes in another order: its class "
             f"{wrong} is {theirs[wrong]!r}, and the data's is {ours[wrong]!r}"
         )
     model = sketch(checkpoint.model, arguments)
+    if wanted.beside is not None:
+        model, sources = _with_heads(wanted, checkpoint, arguments, model, sources)
     if config.objective.teacher_dtype == "bfloat16":
         model = _halved(model)
     return FrozenModel(model, sources, [checkpoint.describe(), *done.describe()])
 
 
-def frozen_shapes(config: ConfigDict) -> ImageModel | None:
+def _with_heads(
+    wanted: Frozen, checkpoint: Checkpoint, arguments: dict, model: nnx.Module, sources: dict[str, Callable]
+) -> tuple[WithHeads, dict[str, Callable]]:
+    """A frozen model with what the checkpoint's objective has beside it, and the reading of both.
+
+    Raises:
+      UserError: the checkpoint has no such objective's.
+    """
+    start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
+    if found is None or found.name != wanted.objective:
+        raise UserError(
+            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or what "
+            "vit_jax.convert writes of a training checkpoint of the authors'"
+        )
+    try:
+        heads = abstract(
+            partial(wanted.beside, found.values, objective_shapes(found, checkpoint.model, arguments))
+        )
+        shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(_params(heads))}
+        own = found.sources(shapes)
+    except UserError as error:
+        raise UserError(f"{start}: {error}") from error
+    sources = {f"model/{path}": read for path, read in sources.items()}
+    return WithHeads(model, heads), sources | {f"heads/{path}": read for path, read in own.items()}
+
+
+def _params(module: nnx.Module) -> dict:
+    return nnx.to_pure_dict(nnx.state(module))
+
+
+def frozen_shapes(config: ConfigDict) -> nnx.Module | None:
     """The frozen model with shapes in place of arrays, which a program is made with; None: there is none."""
     frozen = open_frozen(config)
     return None if frozen is None else frozen.model
 
 
-def _halved(model: ImageModel) -> ImageModel:
+def _halved(model: nnx.Module) -> nnx.Module:
     """The abstract model with bfloat16 kernels where it rounds them at each use: it computes the same."""
     graphdef, params = nnx.split(model)
 

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, family_of, model_factory
-from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.mesh import check_batch, place, replicated, split_batch
 from vit_jax.parallel.sharding import optimizer_shardings, parameter_shardings
@@ -149,7 +148,7 @@ def make_program(
     steps: int,
     mesh: Mesh,
     build: Callable[..., nnx.Module] | None = None,
-    frozen: ImageModel | None = None,
+    frozen: nnx.Module | None = None,
 ) -> Program:
     """The program of a run of so many steps, for the devices of `mesh`, which need not exist here.
 

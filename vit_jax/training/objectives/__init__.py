@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import abstract
-from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
@@ -82,7 +81,7 @@ def make_objective(
     *,
     rngs: nnx.Rngs,
     steps: int = 1,
-    frozen: ImageModel | None = None,
+    frozen: nnx.Module | None = None,
 ) -> Objective:
     """The config's objective for a model, which may be abstract, and without its frozen model.
 
@@ -103,7 +102,7 @@ def make_objective(
 
 
 def abstract_objective(
-    config: ConfigDict, model: nnx.Module, *, steps: int = 1, frozen: ImageModel | None = None
+    config: ConfigDict, model: nnx.Module, *, steps: int = 1, frozen: nnx.Module | None = None
 ) -> Objective:
     """The config's objective with shapes in place of arrays, and with its frozen model."""
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))

@@ -3,6 +3,9 @@
 A student learns what its teacher says of another view of an image; the teacher is an EMA of the student. It
 sees the large views whole and alone; the student also local crops, smaller parts of the image, and large
 views of which patches are masked, for which it learns what the teacher says of those patches.
+
+With `objective.teacher` the teacher is a frozen model with its heads, which may be larger (DINOv2, section 5;
+DINOv3, section 5.2): the same losses, of a student that sees its large views whole. What is left is its EMA.
 """
 
 import math
@@ -24,6 +27,7 @@ from vit_jax.models.position import interpolation
 from vit_jax.options import RATE, SHARE, Option, number, one_of, several, unless, whole
 from vit_jax.training.memory import Momentum, cosine_share, with_weights
 from vit_jax.training.objectives.block_masks import block_masks
+from vit_jax.training.objectives.frozen import Frozen, WithHeads, teacher_of
 from vit_jax.training.objectives.masking import pick
 from vit_jax.training.objectives.objective import (
     EVALUATION,
@@ -139,7 +143,8 @@ OPTIONS = {
         number(least=0),
         "Weight of DINOv3's Gram anchoring in dino's loss: patches keep an earlier teacher's similarities.",
         fits=lambda value, config: unless(
-            not value or config.objective.patch_weight > 0, "0 with objective.patch_weight=0"
+            not value or (config.objective.patch_weight > 0 and config.objective.teacher is None),
+            "0 with objective.patch_weight=0 or objective.teacher",
         ),
     ),
     "objective.gram_from": Option(0, whole(0), "Update after which the teacher is kept for that."),
@@ -155,10 +160,38 @@ def _sees_whole_batch(config: ConfigDict) -> bool:
     return config.micro_batches == 1 and config.optimizer.sum_gradients == "as_computed"
 
 
+class TeacherHeads(nnx.Module):
+    """The heads of a frozen teacher.
+
+    Args:
+      values: of `config.objective` that they are made by.
+      shapes: of all that the teacher's objective has, by path.
+
+    Raises:
+      UserError: they have no head.
+    """
+
+    def __init__(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, rngs: nnx.Rngs):
+        def head_of(name):
+            start = f"{name}/"
+            own = {
+                path.removeprefix(start): shape for path, shape in shapes.items() if path.startswith(start)
+            }
+            try:
+                return PrototypeHead.of_shapes(own, values["prototype_lengths"], rngs=rngs) if own else None
+            except (LookupError, TypeError, ValueError) as error:
+                raise UserError(f"its {name} is none of dino's ({type(error).__name__}: {error})") from error
+
+        self.head, self.patch_head = head_of("head"), head_of("patch_head")
+        if self.head is None:
+            raise UserError("it has no head of dino's")
+
+
 class DINO(Objective):
     """Predicts the teacher's distribution over prototypes for one view from the other ones.
 
-    The teacher is a moving average of the student, and is what a run is judged by. What it says is kept from
+    The teacher is a moving average of the student, and is what a run is judged by. With a frozen teacher that
+    average is judged all the same, and teaches nobody. What it says is kept from
     being the same for all images: its logits less their running mean, or balanced over the batch by
     Sinkhorn-Knopp; and sharpened by a low temperature. Parameters: the heads behind the features, and the
     token that stands for a masked patch.
@@ -201,8 +234,23 @@ class DINO(Objective):
         self.gram_weight, self.gram_size = values.gram, values.gram_size
         self.gram_updates = values.gram_from, values.gram_every, values.gram_times
 
+    @staticmethod
+    def learns_from(config: ConfigDict) -> Frozen | None:
+        if config.objective.teacher is None:
+            return None
+        wanted = teacher_of(config, image_size=config.data.image_size)
+        return wanted._replace(objective="dino", beside=TeacherHeads)
+
     @classmethod
-    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "DINO":
+    def make(
+        cls,
+        config: ConfigDict,
+        model: nnx.Module,
+        steps: int,
+        rngs: nnx.Rngs,
+        *,
+        frozen: WithHeads | None = None,
+    ) -> "DINO":
         check_self_supervised(config)
         values = config.objective
         if config.model.pre_logits:
@@ -226,6 +274,8 @@ class DINO(Objective):
                 )
         if (values.koleo or values.centring == "sinkhorn") and config.batch_size < 2:
             raise UserError("config.batch_size must be 2 or more: KoLeo and Sinkhorn-Knopp compare images")
+        if frozen is not None:
+            _check_teacher(config, model, frozen)
         return cls(values, model, steps, rngs=rngs)
 
     @property
@@ -300,23 +350,27 @@ class DINO(Objective):
           view, which the teacher sees, and another view, which the student sees.
         - Plus `patch_weight` times half the mean over masked patches of theirs (DINOv2's scale: the half of
           the large views that is not masked counts as 0).
+          With a frozen teacher nothing is masked, and the loss is of the same patches.
         - Plus `gram` times the squared differences of similarities, from `gram_from` on.
         - Plus `koleo` times the sum of KoLeo of the student's large views.
 
-        Metrics that show a collapse: `spread`, the variance of the teacher's features of length 1 about their
-        mean, which goes to 0 where all images look the same; the entropies of teacher and student, and the
-        divergence `kl` of the second from the first; and `prototypes_used`, the perplexity of the teacher's
-        mean distribution, which goes to 1 where all images are given one prototype. And one that rises
-        where it learns: `views_matched`.
+        Metrics that show a collapse: `spread`, the variance of the teacher's features of length 1 (the
+        student's, where the teacher is frozen) about their mean, which goes to 0 where all images look the
+        same; the entropies of teacher and student, and the divergence `kl` of the second from the first; and
+        `prototypes_used`, the perplexity of the teacher's mean distribution, which goes to 1 where all images
+        are given one prototype. And one that rises where it learns: `views_matched`.
 
         Args:
           batch: `image` uint8 `[batch, 2, height, width, channels]`, `local` where there are such crops, and
             what `prepare` drew.
         """
         patches = bool(self.patch_weight)
-        features, tokens = self.see(model, batch["image"], now.rngs, patches, batch.get("masked"))
-        teacher = with_weights(model, now.memory["teacher"])
-        heads = with_weights(self, now.memory["teacher_head"])
+        if self.frozen is None:
+            teacher, masked = with_weights(model, now.memory["teacher"]), batch.get("masked")
+            heads = with_weights(self, now.memory["teacher_head"])
+        else:
+            teacher, heads, masked = self.frozen.model, self.frozen.heads, None
+        features, tokens = self.see(model, batch["image"], now.rngs, patches, masked)
         teacher_features, teacher_tokens = self.see(teacher, batch["image"], patches=patches)
         wanted = heads.head(teacher_features)
         targets = self.targets(wanted, now, "centre", self._weights(batch, VIEWS))
@@ -328,7 +382,9 @@ class DINO(Objective):
             small = jax.nn.log_softmax(self.head(small) / STUDENT_TEMPERATURE)
             losses = VIEWS * losses - jnp.einsum("btp,blp->b", targets, small)
             losses = losses / (VIEWS + VIEWS * self.local_crops)
-        embedded, teacher_entropy = unit(teacher_features), entropy(targets).mean(axis=1)
+        # A frozen teacher does not collapse: of the student it is asked.
+        embedded = unit(teacher_features if self.frozen is None else features)
+        teacher_entropy = entropy(targets).mean(axis=1)
         used = now.memory["used"]
         metrics = {
             "spread": jnp.square(embedded - now.memory["mean"]).sum(-1).mean(axis=1),
@@ -397,7 +453,12 @@ class DINO(Objective):
         return sinkhorn(rows, weights.reshape(-1)).reshape(logits.shape)
 
     def of_patches(
-        self, heads: "DINO", tokens: jax.Array, teacher_tokens: jax.Array, batch: Batch, now: Now
+        self,
+        heads: "DINO | TeacherHeads",
+        tokens: jax.Array,
+        teacher_tokens: jax.Array,
+        batch: Batch,
+        now: Now,
     ) -> tuple[jax.Array, jax.Array]:
         """The loss of each image's masked patches, and the mean of the teacher's logits of all of them.
 
@@ -488,7 +549,7 @@ class DINO(Objective):
         even = math.log(self.head.count) * NEAR_EVEN
         what = None
         if means["spread"] < SMALLEST_SPREAD:
-            what = f"the teacher's features are nearly the same for all images (spread {means['spread']:.2g})"
+            what = f"the features are nearly the same for all images (spread {means['spread']:.2g})"
         elif means["prototypes_used"] < FEWEST_USED:
             what = "all images are given the same prototype"
         elif means["teacher_entropy"] > even:
@@ -502,24 +563,28 @@ class DINO(Objective):
     def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         graphdef, weights = nnx.split((model, self))
 
-        def of(count: int, size: tuple[int, int], patches: bool) -> int:
+        def of(count: int, size: tuple[int, int], patches: bool, frozen: bool = False) -> int:
             def compared(weights, images):
                 model, objective = nnx.merge(graphdef, weights)
-                features, tokens = objective.see(model.resized(size), images, patches=patches)
-                logits = objective.head(features)
+                seeing, heads = (
+                    (objective.frozen.model, objective.frozen.heads) if frozen else (model, objective)
+                )
+                features, tokens = objective.see(seeing.resized(size), images, patches=patches)
+                logits = heads.head(features)
                 if not patches:
                     return logits
                 tokens = tokens[:, 0, : objective.most_masked]
-                return logits, (objective.patch_head or objective.head)(tokens)
+                return logits, (heads.patch_head or heads.head)(tokens)
 
             images = jax.ShapeDtypeStruct((1, count, *size, model.channels), jnp.uint8)
             return traced_multiply_adds(compared, weights, images)
 
-        large = of(VIEWS, model.image_size, bool(self.patch_weight)) * (1 + 1 / 3)
+        large, patches = model.image_size, bool(self.patch_weight)
+        learnt, taught = (of(VIEWS, large, patches, frozen) for frozen in (False, self.frozen is not None))
         small = of(self.local_crops, 2 * (self.local_size,), False) if self.local_crops else 0
-        size = 2 * (self.gram_size,) if self.gram_size else model.image_size
+        size = 2 * (self.gram_size,) if self.gram_size else large
         kept = of(VIEWS, size, True) / 3 if self.gram_weight else 0
-        return large + small + kept
+        return learnt + taught / 3 + small + kept
 
 
 def _head(
@@ -528,6 +593,37 @@ def _head(
     """A head by the config's `objective`."""
     hidden, lengths = values.head_hidden, values.prototype_lengths
     return PrototypeHead(features, hidden, bottleneck, prototypes, lengths, rngs=rngs)
+
+
+def _check_teacher(config: ConfigDict, model: nnx.Module, frozen: WithHeads) -> None:
+    """Raises UserError unless a student learns what a frozen teacher with its heads says."""
+    values, heads = config.objective, frozen.heads
+    start = f"config.objective.teacher={values.teacher!r}"
+    asked = {"prototypes": (heads.head.count, values.prototypes)}
+    if values.patch_weight:
+        patches = heads.patch_head and heads.patch_head.count
+        asked["patch_prototypes"] = (patches, values.patch_prototypes)
+    for key, (there, wanted) in asked.items():
+        if there != wanted:
+            raise UserError(
+                f"{start} has {_count(there)}, and config.objective.{key}={wanted}: set {key}={there}"
+            )
+    seen = {"head": _width(frozen.model, frozen.model.image_size)}
+    if values.patch_weight:
+        theirs, ours = getattr(frozen.model, "grid", None), model.grid
+        if theirs != ours or not isinstance(frozen.model, TokenModel) or not frozen.model.embeds_pixels:
+            raise UserError(
+                f"{start} has patches {theirs and 'x'.join(map(str, theirs))}, and the student "
+                f"{'x'.join(map(str, ours))}: both must see the same patches, or patch_weight=0"
+            )
+        seen["patch_head" if heads.patch_head else "head"] = frozen.model.dim
+    for name, width in seen.items():
+        if (taken := getattr(heads, name).features) != width:
+            raise UserError(f"{start} has a {name} for features of {taken}, and its model's are of {width}")
+
+
+def _count(prototypes: int | None) -> str:
+    return "no prototypes for patches of their own" if prototypes is None else f"{prototypes:,} prototypes"
 
 
 def _check_size(model: nnx.Module, key: str, size: int) -> None:

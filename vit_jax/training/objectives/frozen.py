@@ -4,19 +4,21 @@ It is not trained, averaged or saved: it is read again where a run goes on. Who 
 nothing here knows formats of files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, one_of, text
 
 OPTIONS = {
     "objective.teacher": Option(
         None,
         text(r".+", "a checkpoint"),
-        "The frozen model that distillation learns from: what `load_model` takes.",
+        "The frozen model that distillation, and dino if it is given, learns from: what `load_model` takes.",
         operational=True,  # It may have been moved: its parameters are compared.
     ),
     "objective.teacher_dtype": Option(
@@ -33,10 +35,22 @@ class Frozen(NamedTuple):
     Attributes:
       source: where it is: what `load_model` takes.
       changes: arguments of the model to change, as of `load_model`, such as `dict(image_size=448)`.
+      objective: name of the objective of which the checkpoint must have parameters too.
+      beside: makes what is wanted of these, which may be abstract, from the values of `config.objective` that
+        the checkpoint says and the parameters' shapes by path. The model is a `WithHeads` then.
     """
 
     source: str
     changes: Mapping[str, Any] = {}
+    objective: str | None = None
+    beside: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], nnx.Module] | None = None
+
+
+class WithHeads(nnx.Module):
+    """A frozen model, and what its training had behind it."""
+
+    def __init__(self, model: ImageModel, heads: nnx.Module):
+        self.model, self.heads = model, heads
 
 
 def teacher_of(config: ConfigDict, **changes: Any) -> Frozen:

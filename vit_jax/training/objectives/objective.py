@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
-from vit_jax.models.image_model import ImageModel
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.training.objectives.frozen import Frozen
 
@@ -81,7 +80,7 @@ class Objective(nnx.Module):
     optional: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()
     own_memory: ClassVar[str | None] = None
-    frozen: ImageModel | None = None
+    frozen: nnx.Module | None = None
     pictures = None
 
     @classmethod

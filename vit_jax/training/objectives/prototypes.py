@@ -4,6 +4,8 @@ They are those of DINO (Caron et al., 2021; 2104.14294), of which iBOT (2111.078
 DINOv3 (2508.10104) have two.
 """
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -39,6 +41,19 @@ class PrototypeHead(nnx.Module):
         )
         self.prototypes = nnx.Param(normal(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
+
+    @classmethod
+    def of_shapes(
+        cls, shapes: Mapping[str, tuple[int, ...]], lengths: str, *, rngs: nnx.Rngs
+    ) -> "PrototypeHead":
+        """The head whose parameters have these shapes, by path."""
+        (features, hidden), (bottleneck, count) = shapes["layers/0/kernel"], shapes["prototypes"]
+        return cls(features, hidden, bottleneck, count, lengths, rngs=rngs)
+
+    @property
+    def features(self) -> int:
+        """Width of what enters."""
+        return self.layers["0"].in_features
 
     @property
     def count(self) -> int:
