@@ -500,3 +500,27 @@ def test_swin_config_holds_the_published_values(argument):
 def test_swin_config_names_what_has_no_recipe(argument, words):
     with pytest.raises(UserError, match=words):
         load("swin", argument)
+
+
+def test_dinov2s_last_phase_goes_through_the_large_runs_schedules_in_10_000_steps():
+    last, whole = load("dinov2", "run=high_resolution,from=DIR"), load("dinov2", "run=large")
+    assert (last.steps, last.data.image_size, last.finetune.checkpoint) == (10_000, 518, "DIR")
+    share = last.steps / whole.steps
+    assert last.optimizer.warmup_steps == share * whole.optimizer.warmup_steps
+    same = ("temperature_steps", "temperature", "temperature_end", "momentum", "momentum_end")
+    for name in (f"teacher_{name}" for name in same):
+        scaled = share if name.endswith("steps") else 1
+        assert last.objective[name] == scaled * whole.objective[name], name
+    made = ("head_hidden", "prototypes", "bottleneck", "patch_prototypes", "patch_bottleneck", "centring")
+    assert all(last.objective[name] == whole.objective[name] for name in made)
+    assert 0 < last.optimizer.learning_rate < whole.optimizer.learning_rate
+    last.data.path = "/none"
+    check(last)
+    with pytest.raises(UserError, match="goes on from a run: run=high_resolution,from=WORKDIR"):
+        load("dinov2", "run=high_resolution")
+
+
+def test_dinov2s_student_of_a_frozen_teacher_is_of_any_size_and_drops_nothing():
+    config = load("dinov2", "run=large,teacher=DIR,model=DINOv2-S/14")
+    assert (config.objective.teacher, config.model.stochastic_depth, config.model.mlp) == ("DIR", 0.0, None)
+    check(config)
