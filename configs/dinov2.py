@@ -98,6 +98,8 @@ def _high_resolution(source, argument):
 
 
 def _losses(config):
+    # Its code sets the lengths to 1 at first, and trains and decays them like the rest.
+    config.objective.update(dict(prototype_lengths="learned"))
     config.objective.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))
     config.model.uniform_depth, config.model.depth_by = True, "subset"
     config.optimizer.clip = "module"
