@@ -10,6 +10,7 @@ from tests.system.conftest import parameters
 from tests.system.test_interface import small
 from tests.system.test_resume import figures
 from tests.training.objectives.test_frozen_teacher import write_teacher
+from vit_jax.command import read_config
 
 
 def make_teacher(folder, seed: int):
@@ -97,3 +98,21 @@ def test_student_of_a_frozen_teacher_with_heads_goes_on_to_the_bit_and_is_loaded
     vit_jax.train(config, tmp_path / "killed")
     assert_same(tmp_path / "killed", tmp_path / "whole")
     assert vit_jax.load_model(tmp_path / "whole", say=str).dim == 16
+
+
+@pytest.mark.slow
+def test_a_run_without_centring_says_in_its_first_tenth_that_it_collapsed(tmp_path, capfd):
+    config = read_config("configs/dino_digits.py").copy_and_resolve_references().unlock()
+    config.update(dict(epochs=None, steps=500, batch_size=32, log_every=5))
+    config.model.update(dict(dim=32, depth=1, hidden=32, heads=2))
+    config.objective.update(dict(centring="none", head_hidden=32, prototypes=64))
+    config.optimizer.update(dict(learning_rate=3e-3, warmup_steps=5))
+
+    def stop(step, row):
+        if step == 50:
+            raise Killed
+
+    with pytest.raises(Killed):
+        vit_jax.train(config.lock(), tmp_path, on_log=stop)
+    said = capfd.readouterr()
+    assert "this run has collapsed: all images are given the same prototype" in said.out + said.err
