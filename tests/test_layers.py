@@ -50,6 +50,7 @@ ALLOWED = {
     "preparation": {"data", "parallel", "models", "runs"},
     "load": {"interop", "models", "published", "data", "parallel", "evaluation", "runs"},
     "save": {"interop", "models", "runs"},
+    "publishing": {"config", "evaluation", "interop", "load", "published", "runs"},
     "interface": {"command", "config", "models", "runs", "training"},
     "inspection": {"models"},
     "config_page": {"config", "options"},

@@ -17,7 +17,7 @@ from vit_jax.interop.checkpoint import (
     params_of,
     save,
 )
-from vit_jax.interop.preprocessing import lost
+from vit_jax.interop.preprocessing import Preprocessing, lost
 from vit_jax.models.image_model import ImageModel
 from vit_jax.runs.warm_start import objective_shapes
 from vit_jax.runs.workdir import absolute, open_any
@@ -51,37 +51,65 @@ def save_model(
     Raises:
       UserError: the format cannot hold the model, the path is taken, or the checkpoint cannot be read.
     """
-    if isinstance(model, ImageModel):
-        if model.about is None:
-            raise UserError("save_model takes a model of vit_jax.load_model or vit_jax.create_model")
-        if changes:
-            raise UserError(f"{', '.join(changes)}: only a checkpoint is changed while it is saved")
-        about, kind, checkpoint = model.about, type(model), None
-        values, params = complete(kind, about.arguments), params_of(model)
-        preprocessing, class_names = about.preprocessing, about.class_names
-
-        def read(name: str) -> np.ndarray:
-            return np.asarray(params[name])
-    else:
-        checkpoint = open_any(model, changes.get("image_size"))
-        values, sources, _ = fit(checkpoint, changes)
-        kind, preprocessing = checkpoint.model, checkpoint.preprocessing
-        same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
-        class_names = checkpoint.class_names if same_head else ()
-
-        def read(name: str) -> np.ndarray:
-            return sources[name]()
-
     destination = absolute(path)
+    if not isinstance(model, ImageModel):
+        write_checkpoint(open_any(model, changes.get("image_size")), destination, library, say, **changes)
+        return destination
+    if model.about is None:
+        raise UserError("save_model takes a model of vit_jax.load_model or vit_jax.create_model")
+    if changes:
+        raise UserError(f"{', '.join(changes)}: only a checkpoint is changed while it is saved")
+    about, kind = model.about, type(model)
+    values, params = complete(kind, about.arguments), params_of(model)
     library = library or library_of(destination, kind, values)
     check_destination(destination, library)
-    objective = objective_beside(checkpoint, values, library) if checkpoint else (None, {})
-    save(destination, library, kind, values, read, preprocessing, class_names, *objective)
-    if checkpoint and checkpoint.objective and objective[0] is None:
+    save(
+        destination,
+        library,
+        kind,
+        values,
+        lambda name: np.asarray(params[name]),
+        about.preprocessing,
+        about.class_names,
+    )
+    _say_lost(about.preprocessing, values, library, say)
+    return destination
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint,
+    destination: Path,
+    library: str | None,
+    say: Callable[[str], None] = print,
+    **changes: Any,
+) -> None:
+    """Writes an open checkpoint as `save_model` does, to an absolute path."""
+    values, sources, _ = fit(checkpoint, changes)
+    kind, preprocessing = checkpoint.model, checkpoint.preprocessing
+    same_head = values["num_classes"] == checkpoint.arguments["num_classes"]
+    library = library or library_of(destination, kind, values)
+    check_destination(destination, library)
+    objective = objective_beside(checkpoint, values, library)
+    save(
+        destination,
+        library,
+        kind,
+        values,
+        lambda name: sources[name](),
+        preprocessing,
+        checkpoint.class_names if same_head else (),
+        *objective,
+    )
+    if checkpoint.objective and objective[0] is None:
         say(left_out(checkpoint.objective))
+    _say_lost(preprocessing, values, library, say)
+
+
+def _say_lost(
+    preprocessing: Preprocessing | None, values: dict[str, Any], library: str, say: Callable[[str], None]
+) -> None:
     for line in lost(preprocessing, values["image_size"], library):
         say(f"note: not written: {line}")
-    return destination
 
 
 def left_out(own: ObjectiveParams) -> str:

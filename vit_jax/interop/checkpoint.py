@@ -69,6 +69,7 @@ class Checkpoint(NamedTuple):
     preprocessing: Preprocessing | None = None  # What the model should see of an image, where they say it.
     class_names: tuple[str, ...] = ()  # Of all classes, or none.
     objective: ObjectiveParams | None = None  # What else of training it holds.
+    step: int | None = None  # Of the run that it is of.
 
     def describe(self) -> str:
         """One line."""

@@ -1,6 +1,8 @@
-"""Checkpoints of the Hugging Face Hub."""
+"""The Hugging Face Hub: models are fetched from it and sent to it."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from vit_jax.errors import UserError
@@ -19,28 +21,153 @@ def download(address: str) -> Path:
       UserError: it is not on the Hub, or the Hub cannot be reached.
     """
     # Not where a training run would wait for them.
-    from huggingface_hub import snapshot_download
+    from httpx2 import HTTPError  # huggingface_hub speaks by it.
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", address)
     if not match:
         raise UserError(f"{address!r} is not of the form hf://owner/name or hf://owner/name@revision")
     name, revision = match.groups()
+    page = f"{constants.ENDPOINT}/{name}"
     try:
         folder = snapshot_download(name, revision=revision, allow_patterns=_FILES)
     except GatedRepoError as error:
         raise UserError(
-            f"cannot fetch {address}: its owner asks for consent; give it at https://huggingface.co/{name}, "
+            f"cannot fetch {address}: its owner asks for consent; give it at {page}, "
             "then log in here with: hf auth login"
         ) from error
+    except RevisionNotFoundError as error:
+        raise UserError(
+            f"cannot fetch {address}: it has no revision {revision!r}; {page}/commits shows those that it has"
+        ) from error
     except RepositoryNotFoundError as error:
-        raise UserError(f"cannot fetch {address}: it is not there, or it is private") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
-        raise UserError(f"cannot fetch {address}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(
+            f"cannot fetch {address}: there is no {page}, or it is private; look at the name, or log in here "
+            "with: hf auth login"
+        ) from error
+    except HFValidationError as error:
+        raise UserError(f"{address!r} is no name that the Hub has: {_first_line(error)}") from error
+    except LocalEntryNotFoundError as error:
+        raise UserError(
+            f"cannot fetch {address}: {_unreachable()}, and this machine's cache does not have it"
+        ) from error
+    except (HTTPError, OSError) as error:
+        raise UserError(f"cannot fetch {address}: {_first_line(error)}; {page} may say more") from error
     return Path(folder)
+
+
+def check_upload(name: str, replace: bool) -> None:
+    """Looks whether a model may be sent to the Hub under a name, before the work and not after it.
+
+    Args:
+      name: `owner/name`.
+      replace: it may be there already.
+
+    Raises:
+      UserError: there is no token, or one that may not write; the name is none, or is taken.
+    """
+    from huggingface_hub import HfApi, constants, get_token
+
+    if get_token() is None:
+        raise UserError(
+            f"there is no token for {constants.ENDPOINT}: log in with `hf auth login`, or set HF_TOKEN to "
+            f"one that may write, which is made at {_tokens()}"
+        )
+    api = HfApi()
+    with _mistakes(name):
+        user = api.whoami()
+        if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+            raise UserError(
+                f"the token of {user['name']} may only read: log in with `hf auth login`, or set HF_TOKEN, "
+                f"with one that may write, which is made at {_tokens()}"
+            )
+        if not replace and api.repo_exists(name):
+            raise UserError(_taken(name))
+
+
+def upload(folder: Path, name: str, public: bool, replace: bool) -> str:
+    """Sends a folder to the Hub as a model, in one commit, and returns in words where it is and who sees it.
+
+    Args:
+      name: `owner/name`.
+      public: a new one is seen by everybody, else by its owner alone.
+      replace: it may be there already: its files of a model are replaced, and who sees it stays.
+
+    Raises:
+      UserError: the Hub does not take it.
+    """
+    from huggingface_hub import HfApi, ModelCard
+
+    api = HfApi()
+    with _mistakes(name):
+        ModelCard.load(folder / "README.md").validate()
+        address = api.create_repo(name, private=not public, exist_ok=replace)
+        api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            commit_message="Add the model",
+            delete_patterns=_FILES if replace else None,
+        )
+        seen = "private" if api.model_info(name).private else "public"
+    return f"{address} ({seen})"
+
+
+@contextlib.contextmanager
+def _mistakes(name: str) -> Iterator[None]:
+    """Makes what the Hub refuses a UserError that names the remedy."""
+    from httpx2 import HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except HFValidationError as error:
+        raise UserError(f"{name!r} is no name that the Hub takes: {_first_line(error)}") from error
+    except HfHubHTTPError as error:
+        owner = name.split("/")[0]
+        known = {
+            401: "the Hub does not know this token: log in anew with `hf auth login`, or set HF_TOKEN to "
+            f"one of {_tokens()}",
+            403: f"this token may not write to {owner}: give another name, or a token of {_tokens()} that "
+            f"may write there ({_first_line(error)})",
+            409: _taken(name),
+        }
+        said = known.get(error.response.status_code, f"cannot send {name}: {_first_line(error)}")
+        raise UserError(said) from error
+    except (HTTPError, ConnectionError) as error:
+        raise UserError(f"cannot send {name}: {_unreachable()} ({_first_line(error)})") from error
+    except ValueError as error:  # Of the card's data, as the Hub's answer says.
+        raise UserError(
+            f"the Hub does not take the card's data: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+def _taken(name: str) -> str:
+    return f"{name} is on the Hub already: give another name, or --replace to put this model in its place"
+
+
+def _tokens() -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/settings/tokens"
+
+
+def _unreachable() -> str:
+    """Says that the Hub is not reached, and why that may be."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE forbids to ask the Hub: unset it"
+    return f"{constants.ENDPOINT} is not reached: look at the network, or at HF_ENDPOINT"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -313,6 +313,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         preprocessing=_preprocessing(config, manifest),
         class_names=all_names(manifest["class_names"], values["num_classes"]),
         objective=objective,
+        step=items["step"],
     )
 
 

@@ -1,0 +1,180 @@
+"""`python -m vit_jax.push`, as a user starts it, against a server that answers as the Hub does."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from tests.hub_server import FakeHub
+from tests.system.conftest import ROOT
+from vit_jax.publishing.run_facts import without_folders
+
+# Lets the processes of the card's lines import timm here: see `tests.conftest.name_missing_operators`.
+OPERATORS = """
+import torch
+from tests.conftest import name_missing_operators
+name_missing_operators(torch)
+"""
+
+
+@pytest.fixture
+def hub():
+    of_another = {"config.json": b"{}", "preprocessor_config.json": b"{}", "notes.md": b"mine"}
+    hub = FakeHub({"ada/taken": of_another})
+    yield hub
+    hub.server.shutdown()
+
+
+@pytest.fixture
+def push(hub, run, tmp_path):
+    """Starts the command, with a token of the user ada's unless another is given."""
+
+    def push(*arguments, token="hf_writes", path="", **more):
+        environment = run.environment | hub.environment(tmp_path / "home", token) | more
+        return subprocess.run(
+            [sys.executable, "-m", "vit_jax.push", *map(str, arguments)],
+            env=environment | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+
+    return push
+
+
+@pytest.fixture
+def without_timm(tmp_path):
+    """A folder before all others in which timm and Transformers cannot be imported."""
+    hook = "import importlib.util as util\nfind = util.find_spec\n"
+    hook += "util.find_spec = lambda name, *a: None if name in ('timm', 'transformers') else find(name, *a)\n"
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text(hook)
+    return tmp_path / "without"
+
+
+def blocks(card: str) -> dict[str, str]:
+    """The lines of use on a card, by library."""
+    return dict(re.findall(r"(?ms)^### (\w+)\n\n```python\n(.*?)^```$", card))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("timm", "transformers"))), reason="needs both")
+def test_what_is_sent_loads_in_each_library_by_the_lines_of_its_card(finished, push, hub, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(OPERATORS)
+    done = push(finished, "ada/digits", "--licence=mit", path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"sent to {hub.endpoint}/ada/digits (private)"
+    files = hub.repositories["ada/digits"]
+    assert files.keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"}
+    lines = blocks(files["README.md"].decode())
+    assert lines.keys() == {"timm", "Transformers", "vit_jax"}
+    Image.fromarray(np.random.default_rng(5).integers(0, 256, (16, 16, 3), np.uint8)).save(
+        tmp_path / "photo.jpg", "PNG"
+    )
+    printed = subprocess.run(  # One process for all: what takes long is to import the libraries.
+        [sys.executable, "-c", "\n".join(lines.values())],
+        env=hub.environment(tmp_path / "elsewhere", "hf_writes")
+        | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert printed.returncode == 0, printed.stderr
+    (expected,) = vit_jax.load_model(finished, say=str).predict(str(tmp_path / "photo.jpg"))
+    timm, transformers, *_, own = printed.stdout.splitlines()
+    assert timm == transformers == expected.classes[0]
+    assert own.split("  ")[1:] == str(expected).split("  ")[1:]
+
+
+def test_a_dry_run_writes_the_folder_and_its_card_and_asks_nobody(
+    finished, push, hub, without_timm, tmp_path
+):
+    done = push(finished, "ada/digits", "--licence=mit", f"--dry_run={tmp_path / 'out'}", path=without_timm)
+    assert done.returncode == 0, done.stderr
+    assert not hub.requests and {*hub.repositories} == {"ada/taken"}
+    assert {*os.listdir(tmp_path / "out")} == {"README.md", "config.json", "model.safetensors"}
+    assert all(name in done.stdout for name in ("README.md", "config.json", "model.safetensors"))
+    assert "note: the card shows no lines for timm: it needs timm, which is not installed here" in done.stdout
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert blocks(card).keys() == {"vit_jax"}  # It was run.
+    head = card.split("---\n")[1]
+    assert {"license: mit", "library_name: timm", "pipeline_tag: image-classification"} <= {
+        *head.splitlines()
+    }
+    last = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])
+    assert f"| test accuracy | {last['test/accuracy']:.2%} |" in card
+    assert "After step 40 of 40, of one run of seed 0." in card
+    assert "Test: split `test` of digits, 360 images." in card and "digits, split `train`: 1,437" in card
+    assert "| model.dim | 16 |" in card and "| optimizer.warmup_steps | 5 |" in card
+    again = push(finished, "ada/digits", "--licence=mit", f"--dry_run={tmp_path / 'out'}")
+    assert again.returncode == 2 and "exists; give another --dry_run" in again.stderr
+
+
+def test_a_model_in_place_of_another_leaves_no_file_of_its(finished, push, hub, without_timm, tmp_path):
+    run = tmp_path / "run"  # Of nameless classes.
+    shutil.copytree(finished, run)
+    said = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(said | dict(class_names=[])))
+    done = push(run, "ada/taken", "--licence=mit", "--replace", path=without_timm)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"sent to {hub.endpoint}/ada/taken (public)"
+    files = hub.repositories["ada/taken"]
+    assert files.keys() == {"notes.md", "README.md", "config.json", "model.safetensors"}
+    assert json.loads(files["config.json"])["label_names"] == [*"0123456789"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "token", "words"),
+    [
+        (["WORKDIR", "ada/digits"], "hf_writes", "give --licence=LICENCE"),
+        (["WORKDIR", "digits", "--licence=mit"], "hf_writes", "give OWNER/NAME"),
+        (["WORKDIR", "ada/digits", "--licence=mit"], None, r"no token for http://127\S+: .*HF_TOKEN"),
+        (["WORKDIR", "ada/digits", "--licence=mit"], "hf_no", "does not know this token: .*HF_TOKEN"),
+        (["WORKDIR", "ada/digits", "--licence=mit"], "hf_reads", "of ada may only read: .*settings/tokens"),
+        (["WORKDIR", "ada/taken", "--licence=mit"], "hf_writes", "is on the Hub already: .*--replace"),
+        (["nowhere", "ada/digits", "--licence=mit"], "hf_writes", "there is no .*nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_with_the_remedy(arguments, token, words, push, hub, tmp_path):
+    arguments = [tmp_path if argument == "WORKDIR" else argument for argument in arguments]
+    done = push(*arguments, token=token)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert re.search(words, done.stderr)
+    assert {*hub.repositories} == {"ada/taken"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bob/digits", "--licence=mit"], "may not write to bob: .*settings/tokens"),
+        (["ada/digits", "--licence=no-such-licence"], 'does not take the card.*"license" must be one of'),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line(arguments, words, finished, push, hub, without_timm):
+    done = push(finished, *arguments, path=without_timm)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert re.search(words, done.stderr)
+    assert {*hub.repositories} == {"ada/taken"}
+
+
+@pytest.mark.parametrize(
+    ("text", "published"),
+    [
+        ("/home/ada/data/pets/", "pets/"),
+        ("folder:/data/pets@train,val", "folder:pets@train,val"),
+        ("('tfds:imagenet2012', 'folder:~/pets')", "('tfds:imagenet2012', 'folder:pets')"),
+        ("gs://bucket/run", "run"),
+        ("hf://owner/name", "hf://owner/name"),
+        ("ViT-B/16", "ViT-B/16"),
+    ],
+)
+def test_folders_of_this_machine_are_not_published(text, published):
+    assert without_folders(text) == published

@@ -1,0 +1,128 @@
+"""The README.md of a model on the Hub: what it is, how it is used, what is known of its training."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.interop.checkpoint import Checkpoint, model_name
+from vit_jax.publishing.run_facts import RunFacts
+from vit_jax.publishing.usage import PICTURE, TOLERANCE, Tried
+
+NAMES = 10  # Classes that are named on the page; the files name all of them.
+_TITLES = {"timm": "timm", "transformers": "Transformers"}
+
+
+class Published(NamedTuple):
+    """A model that a card is about.
+
+    Attributes:
+      name: `owner/name` on the Hub.
+      form: the library whose folder it is, `timm` or `transformers`.
+      licence: by the Hub's identifier.
+      base: the model of the Hub that it started from or is, `owner/name`; None: none is known.
+      facts: of its run; None: it is not of a run of ours.
+      differs: lines on what the folder cannot say of how images are prepared.
+      tried: the lines that load it.
+    """
+
+    name: str
+    form: str
+    licence: str
+    base: str | None
+    facts: RunFacts | None
+    differs: Sequence[str]
+    tried: Sequence[Tried]
+
+
+def write_card(checkpoint: Checkpoint, about: Published) -> str:
+    """The text of a model's card."""
+    parts = [_data(checkpoint, about), f"# {about.name.split('/')[1]}", _summary(checkpoint, about)]
+    differs = [f"These files prepare images somewhat otherwise: {line}." for line in about.differs]
+    if about.tried:
+        parts += ["## Use", *_usage(about)]
+    if facts := about.facts:
+        parts.append("## Figures")
+        if facts.figures:
+            parts.append(_table(("figure", "value"), facts.figures))
+            parts += ["vit_jax measured them in the run itself.", _list(facts.protocol), *differs]
+        else:
+            parts += ["None was measured of this checkpoint.", *differs]
+        parts += ["## Data", facts.data, "## Recipe"]
+        parts.append(f"What its config has other than vit_jax's defaults. Made with {facts.made_with}.")
+        parts.append(_table(("config", "value"), facts.recipe))
+    else:
+        origin = f"[{about.base}](https://huggingface.co/{about.base})" if about.base else "its authors"
+        parts += [
+            "## Training",
+            f"vit_jax has written these files from a checkpoint, and did not train it: its data, its recipe "
+            f"and its figures are where it comes from, at {origin}.",
+            *differs,
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _data(checkpoint: Checkpoint, about: Published) -> str:
+    """What the Hub reads, between lines of dashes."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        license=about.licence,
+        library_name=about.form,
+        pipeline_tag="image-classification"
+        if checkpoint.arguments["num_classes"]
+        else "image-feature-extraction",
+        tags=["vit_jax", "jax"],
+        base_model=about.base,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _summary(checkpoint: Checkpoint, about: Published) -> str:
+    """The table of what the model is."""
+    values, names = checkpoint.arguments, checkpoint.class_names
+    height, width = values["image_size"]
+    classes = f"{values['num_classes']:,}" if values["num_classes"] else "none: it gives features"
+    if names:
+        classes += f": {', '.join(names[:NAMES])}" + (", ..." if len(names) > NAMES else "")
+    parameters = sum(int(np.prod(shape)) for shape in checkpoint.shapes.values())
+    rows = {
+        "model": model_name(checkpoint.model, values),
+        "parameters": f"{parameters / 1e6:,.2f} M",
+        "images": f"{height}x{width}",
+        "classes": classes,
+        "files": f"for {_TITLES[about.form]}",
+        "licence": about.licence,
+    }
+    return _table(("property", "value"), rows)
+
+
+def _usage(about: Published) -> list[str]:
+    """The lines of each library, and what was found when they were run."""
+    parts = []
+    for usage, _ in about.tried:
+        kind, code = ("sh", usage.code[2:]) if usage.code.startswith("$ ") else ("python", usage.code)
+        parts += [f"### {usage.title}", f"```{kind}\n{code.strip()}\n```"]
+    if about.form == "timm" and any(usage.title == "Transformers" for usage, _ in about.tried):
+        parts.append("Transformers reads timm's form through timm, which must be installed beside it.")
+    found = "; ".join(
+        f"{tried.usage.title} {tried.distance:.0e} of the largest number ({tried.versions})"
+        for tried in about.tried
+    )
+    parts.append(
+        f"These lines were run as they stand before this page was written. `{PICTURE}` was a picture of "
+        f"noise that is cropped without a resize; what they computed was off from the trained model's by: "
+        f"{found}. Lines that were off by more than {TOLERANCE:.0e} would not be here."
+    )
+    return parts
+
+
+def _table(head: Sequence[str], rows: dict[str, str]) -> str:
+    def row(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+
+    return "\n".join([row(head), row(["---"] * len(head)), *(row(cells) for cells in rows.items())])
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

@@ -1,0 +1,128 @@
+"""The facts that a published model's card says of its training: data, recipe, figures, and their protocol."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vit_jax.config import OPERATIONAL, base_config, leaves
+from vit_jax.evaluation.suites import SUITES
+from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.published.weights import all_weights, checkpoint_of
+from vit_jax.runs.workdir import METRICS, checkpoint_crop, saved_run
+
+# Values that say nothing of how a model came about.
+_ELSEWHERE = OPERATIONAL | {"log_every", "evaluate_every", "profile", "hang_seconds"}
+_SECTIONS = ("sweep.", "checkpoint.")
+
+
+class RunFacts(NamedTuple):
+    """What is known of the run that a checkpoint is of.
+
+    Attributes:
+      figures: what was measured at this step, in words, by its name.
+      protocol: how, in sentences.
+      data: what it was trained on, in a sentence.
+      recipe: each value of the config that is no default, in words.
+      made_with: versions and devices, in a sentence.
+      base: the model of the Hub that it started from, `owner/name`; None: there is none.
+    """
+
+    figures: dict[str, str]
+    protocol: list[str]
+    data: str
+    recipe: dict[str, str]
+    made_with: str
+    base: str | None
+
+
+def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | None:
+    """The facts of a run's checkpoint; None of another's.
+
+    Args:
+      which: it was asked for as `best`, a step, or nothing for the newest.
+    """
+    if (step := checkpoint.step) is None or (run := saved_run(workdir)) is None:
+        return None
+    config, manifest = dict(leaves(run.config)), run.manifest
+    images, steps = manifest["images"], manifest["steps"]
+    source = " ".join(without_folders(x) for x in (config["data.source"], config["data.path"]) if x)
+    if parts := config["data.parts"]:
+        source += f" ({', '.join(map(without_folders, parts))})"
+    handed_in = " It was handed in by a program." if "data" in manifest else ""
+    seen = checkpoint_crop(checkpoint, checkpoint.arguments["image_size"])
+    chosen = "dev" if config["data.dev_split"] is not None else "test"
+    protocol = [
+        f"After step {step:,} of {steps:,}, of one run of seed {config['seed']}"
+        + (f", the best of its checkpoints by the {chosen} images." if which == "best" else "."),
+        f"What the model sees of an image: {seen}.",
+        *(
+            f"{name.capitalize()}: split `{config[f'data.{name}_split']}` of {source}, "
+            f"{images[name]:,} images."
+            for name in ("dev", "test")
+            if name in images
+        ),
+    ]
+    made_with = "vit_jax" + (f" (commit {manifest['commit']})" if manifest.get("commit") else "")
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    return RunFacts(
+        _figures(workdir / METRICS, step),
+        protocol,
+        f"{source}, split `{config['data.train_split']}`: {images['train']:,} images.{handed_in}",
+        _recipe(run.config),
+        f"{made_with}, on {manifest['devices']}; {versions}",
+        _base(config["finetune.checkpoint"]),
+    )
+
+
+def _figures(file: Path, step: int) -> dict[str, str]:
+    """What the log of a run has of evaluations after so many steps; the last of several counts."""
+    found: dict[str, float] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        row = json.loads(line)
+        if row["step"] == step:
+            found |= row
+    words = {}
+    for key, value in found.items():
+        section, _, name = key.partition("/")
+        if value is None or name == "images":
+            continue
+        if section in ("dev", "test"):
+            words[f"{section} {name.replace('_', ' ')}"] = (
+                f"{value:.2%}" if name.endswith("accuracy") else f"{value:,.4g}"
+            )
+        elif section in SUITES:
+            words[f"{SUITES[section].title}: {name}"] = f"{value:.2%}"
+    return words
+
+
+def _recipe(config: Any) -> dict[str, str]:
+    """The values other than the defaults."""
+    default = dict(leaves(base_config()))
+    return {
+        key: without_folders(str(value))
+        for key, value in leaves(config)
+        if value != default[key] and key not in _ELSEWHERE and not key.startswith(_SECTIONS)
+    }
+
+
+def _base(checkpoint: str | None) -> str | None:
+    """The repository of the Hub that a run started from."""
+    return repository(checkpoint_of(checkpoint)) if checkpoint else None
+
+
+def repository(source: str) -> str | None:
+    """The `owner/name` of `hf://owner/name`; None for another source."""
+    found = re.fullmatch(r"hf://([^@]+)(@.*)?", source)
+    return found[1] if found else None
+
+
+def licence_of(name: str) -> str | None:
+    """The licence of published weights, where it is known."""
+    return next((weights.licence for weights in all_weights() if weights.repository == name), None)
+
+
+def without_folders(text: str) -> str:
+    """A text without the folders of paths: what is published says nothing of the machine it comes from."""
+    start = r"(?:(?<=^)|(?<=[\s:=,'\"]))(?<!hf:)"
+    return re.sub(start + r"(?:gs://|s3://|~/|\.{0,2}/)(?:[^\s:=,'\"/]*/)*(?=[^\s:=,'\"/])", "", text)

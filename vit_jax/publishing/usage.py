@@ -1,0 +1,219 @@
+"""The lines by which each library loads a published model, which are run before they are shown.
+
+They are run as they stand, each in a process of its own that asks no server: its cache of the Hub has the
+folder under the name that it will have there. What they compute of a picture is compared with the model.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.interop.checkpoint import Checkpoint
+from vit_jax.load import build_model
+from vit_jax.runs.workdir import checkpoint_crop
+
+PICTURE = "photo.jpg"
+TOLERANCE = 1e-3  # Of the largest number: float32 in another order of sums stays far below it.
+_COMMIT = "0" * 40
+_RESULT = "result.npy"
+
+
+class Usage(NamedTuple):
+    """Lines that load a model and compute something of a picture.
+
+    Attributes:
+      title: the library's name.
+      packages: what must be installed.
+      code: the lines, in Python or `$ ` and a command.
+      numbers: Python, run after the code, for what it computed: probabilities or features of the picture.
+    """
+
+    title: str
+    packages: tuple[str, ...]
+    code: str
+    numbers: str
+
+
+class Tried(NamedTuple):
+    """Lines that were run, and how far from the model's their numbers were, as a share of the largest."""
+
+    usage: Usage
+    distance: float
+
+    @property
+    def versions(self) -> str:
+        """The packages that were used, with their versions."""
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.usage.packages)
+
+
+_TIMM = """\
+import timm
+import torch
+from PIL import Image
+
+model = timm.create_model("hf-hub:{name}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+image = Image.open("photo.jpg").convert("RGB")
+with torch.inference_mode():
+    {result}
+"""
+_TRANSFORMERS = """\
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, {model}
+
+processor = AutoImageProcessor.from_pretrained("{name}")
+model = {model}.from_pretrained("{name}").eval()
+image = Image.open("photo.jpg").convert("RGB")
+with torch.inference_mode():
+    {result}
+"""
+_CLASSES = {
+    "timm": """probabilities = model(transform(image)[None]).softmax(-1)[0]
+print(model.pretrained_cfg["label_names"][probabilities.argmax()])
+""",
+    "transformers": """probabilities = model(**processor(image, return_tensors="pt")).logits.softmax(-1)[0]
+print(model.config.id2label[probabilities.argmax().item()])
+""",
+}
+_VIT_JAX = """\
+import vit_jax
+
+model = vit_jax.load_model("hf://{name}")
+(prediction,) = model.predict("photo.jpg")
+print(prediction)
+"""
+_EMBED = "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.safetensors photo.jpg\n"
+
+
+def usages(name: str, form: str, classes: int, named: bool) -> list[list[Usage]]:
+    """For each library the lines that may be right, the best first.
+
+    Args:
+      name: `owner/name`.
+      form: whose folder it is, `timm` or `transformers`.
+      classes: 0 for none.
+      named: the classes have names.
+    """
+    torch = ("torch", "torchvision")
+    through_timm = ("timm",) if form == "timm" else ()
+    if not classes:
+        features = 'features = model(**processor(image, return_tensors="pt"))'
+        read = [
+            _TRANSFORMERS.format(name=name, model="AutoModel", result=features + part)
+            for part in (".pooler_output[0]", ".last_hidden_state[0, 0]", ".last_hidden_state[0].mean(0)")
+        ]
+        theirs = _TIMM.format(name=name, result="features = model(transform(image)[None])[0]")
+        embedded = 'next(iter(safetensors.numpy.load_file("features.safetensors").values()))'
+        found = [
+            [Usage("timm", ("timm", *torch), theirs, "features")],
+            [Usage("Transformers", ("transformers", *through_timm, *torch), x, "features") for x in read],
+            [Usage("vit_jax", ("vit_jax",), _EMBED.format(name=name), embedded)],
+        ]
+    else:
+        lines = dict(_CLASSES)
+        if not named:
+            lines["timm"] = lines["timm"].splitlines()[0] + "\nprint(probabilities.argmax().item())\n"
+        theirs = _TIMM.format(name=name, result=lines["timm"])
+        head = "AutoModelForImageClassification"
+        read = _TRANSFORMERS.format(name=name, model=head, result=lines["transformers"])
+        found = [
+            [Usage("timm", ("timm", *torch), theirs, "probabilities")],
+            [Usage("Transformers", ("transformers", *through_timm, *torch), read, "probabilities")],
+            [Usage("vit_jax", ("vit_jax",), _VIT_JAX.format(name=name), "prediction.probabilities")],
+        ]
+    return found if form == "timm" else found[1:]
+
+
+def try_usages(
+    wanted: list[list[Usage]], checkpoint: Checkpoint, folder: Path, name: str, say: Callable[[str], None]
+) -> list[Tried]:
+    """The first lines of each library that run and compute what a checkpoint's model computes.
+
+    Args:
+      folder: what `name` will be on the Hub.
+      say: is told which libraries have none, and why.
+    """
+    found = []
+    with tempfile.TemporaryDirectory() as place:
+        picture, expected = _expected(checkpoint)
+        Image.fromarray(picture).save(Path(place, PICTURE), "PNG")  # Which loses nothing.
+        _put_into_cache(Path(place, "hub"), folder, name)
+        for candidates in wanted:
+            why = []
+            for usage in candidates:
+                outcome = _try(usage, Path(place), expected)
+                if isinstance(outcome, Tried):
+                    found.append(outcome)
+                    break
+                why.append(outcome)
+            else:
+                say(f"note: the card shows no lines for {candidates[0].title}: {why[0]}")
+    return found
+
+
+def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
+    """A picture of the size that is cropped without a resize, and the model's probabilities or features."""
+    import jax
+    import jax.numpy as jnp
+
+    model = build_model(checkpoint, say=lambda line: None, dtype="float32")
+    crop = checkpoint_crop(checkpoint, model.image_size)
+    share = min(model.image_size) / crop.resize
+    sides = (int(side / share + 1e-6) for side in model.image_size)
+    picture = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
+    images = jnp.asarray(crop(picture))[None]
+    numbers = np.asarray(model(images))[0]  # Features, where there is no head.
+    return picture, np.asarray(jax.nn.softmax(numbers)) if model.num_classes else numbers
+
+
+def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
+    """Makes the cache of huggingface_hub as it is when a repository was fetched."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "snapshots").mkdir(parents=True)
+    (repository / "snapshots" / _COMMIT).symlink_to(folder.absolute(), target_is_directory=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(_COMMIT)
+
+
+def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
+    """The lines with their distance, or in words why they are not shown."""
+    if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
+        return f"it needs {' and '.join(missing)}, which is not installed here, so they cannot be tried"
+    (place / _RESULT).unlink(missing_ok=True)
+    script, code = place / "usage.py", usage.code
+    if command := re.match(r"\$ python (.*)", code):
+        code = f"import subprocess, sys\nsubprocess.run([sys.executable, *{command[1].split()}])\n"
+    numbers = f"numpy.save({_RESULT!r}, numpy.asarray({usage.numbers}, numpy.float32))\n"
+    script.write_text(f"{code}\nimport numpy\nimport safetensors.numpy\n\n{numbers}")
+    alone = dict(HF_HUB_CACHE=str(place / "hub"), HF_HUB_OFFLINE="1", JAX_PLATFORMS="cpu")
+    alone |= dict(CUDA_VISIBLE_DEVICES="", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    done = subprocess.run(
+        [sys.executable, script.name],
+        cwd=place,
+        env=os.environ | alone,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode or not (place / _RESULT).exists():
+        return f"they fail: {(done.stderr.strip().splitlines() or ['no result'])[-1][:300]}"
+    found = np.load(place / _RESULT).reshape(-1)
+    if len(found) < len(expected):  # The likeliest classes alone.
+        expected = np.sort(expected)[::-1][: len(found)]
+    if found.shape != expected.shape:
+        return f"they give {len(found)} numbers where the model gives {len(expected)}"
+    distance = float(np.abs(found - expected).max() / np.abs(expected).max())
+    if not distance <= TOLERANCE:
+        return f"they compute something else, {distance:.1e} of the largest number off"
+    return Tried(usage, distance)
