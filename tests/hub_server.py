@@ -98,7 +98,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         hub, body = self.hub, self.body()
         if self.path == "/api/validate-yaml":
             known = "license: no-such-licence" not in json.loads(body)["content"]
-            said = {} if known else {"error": '"license" must be one of [...]'}
+            said = {"errors": [] if known else [{"message": '"license" must be one of [...]'}]}
             return self.answer(said, 200 if known else 400)
         if TOKENS.get(self.token) != "write":
             return self.answer({"error": "no rights"}, 403)

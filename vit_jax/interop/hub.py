@@ -1,6 +1,7 @@
 """The Hugging Face Hub: models are fetched from it and sent to it."""
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,9 +146,16 @@ def _mistakes(name: str) -> Iterator[None]:
     except (HTTPError, ConnectionError) as error:
         raise UserError(f"cannot send {name}: {_unreachable()} ({_first_line(error)})") from error
     except ValueError as error:  # Of the card's data, as the Hub's answer says.
-        raise UserError(
-            f"the Hub does not take the card's data: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise UserError(f"the Hub does not take the card's data: {_card_errors(str(error))}") from error
+
+
+def _card_errors(answer: str) -> str:
+    """What the Hub's answer says of a card's data."""
+    try:
+        found = "; ".join(one["message"] for one in json.loads(answer)["errors"])
+    except (ValueError, LookupError, TypeError):
+        found = ""
+    return found or " ".join(answer.split())[:300]
 
 
 def _taken(name: str) -> str:

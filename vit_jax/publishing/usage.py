@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+import vit_jax
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.load import build_model
 from vit_jax.runs.workdir import checkpoint_crop
@@ -53,7 +54,12 @@ class Tried(NamedTuple):
     @property
     def versions(self) -> str:
         """The packages that were used, with their versions."""
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in self.usage.packages)
+        return ", ".join(f"{name} {_version(name)}" for name in self.usage.packages)
+
+
+def _version(package: str) -> str:
+    """Its version; ours is known where it is not installed, but run from a checkout."""
+    return vit_jax.__version__ if package == "vit_jax" else importlib.metadata.version(package)
 
 
 _TIMM = """\
