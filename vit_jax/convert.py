@@ -90,15 +90,19 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
 
 
 def _mapping(read: list[Entry], written: list[Entry]) -> list[str]:
-    """A line for each kind of parameter: ours, where it came from, where it went; layers as one."""
+    """A line for each kind of parameter: ours, its name in the source if it has another there, and the name
+    that it is written by; layers as one."""
 
     def kind(*names):
         names = re.sub(r"stages/\d+/\d+", "stages/*/*", ", ".join(names))
         return re.sub(r"(blocks?[/._]?|layers?[._]|stages[.]|unit)\d+", r"\1*", names)
 
     origin = {entry.path: entry.names for entry in read}
-    kinds = Counter((kind(e.path), kind(*origin.get(e.path, ("-",))), kind(*e.names)) for e in written)
-    return [f"{count:4} x {ours}: {theirs} -> {new}" for (ours, theirs, new), count in kinds.items()]
+    ways = (
+        (kind(e.path), f": {kind(*origin[e.path])}" if e.path in origin else "", kind(*e.names))
+        for e in written
+    )
+    return [f"{count:4} x {ours}{theirs} -> {new}" for (ours, theirs, new), count in Counter(ways).items()]
 
 
 if __name__ == "__main__":

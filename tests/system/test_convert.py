@@ -46,7 +46,7 @@ def test_what_mapped_was_resized_new_and_dropped_is_printed(finished, convert, t
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "of a run" in lines[0] and "16x16 pixels, 10 classes" in lines[0]
-    assert any("blocks/*/attention/qkv/kernel: - -> vit.encoder.layer.*" in line for line in lines)
+    assert any("blocks/*/attention/qkv/kernel -> vit.encoder.layer.*" in line for line in lines)
     assert "resized: position_embedding/table 4x4 -> 6x8" in lines
     assert any(line.startswith("new: head/bias [10] -> [3], zero") for line in lines)
 
