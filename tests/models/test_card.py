@@ -20,7 +20,20 @@ def test_listed_models_are_names():
     assert tuple(vit_jax.list_models()) == MODELS
     assert list(vit_jax.list_models("*ViT-L/16")) == ["ViT-L/16", "R50+ViT-L/16"]
     assert list(vit_jax.list_models("BiT-R152*")) == ["BiT-R152x1", "BiT-R152x2", "BiT-R152x4"]
-    assert not vit_jax.list_models("ViT-B")
+    assert not vit_jax.list_models("ViT-B*/7")
+
+
+def test_a_name_that_is_not_listed_is_found_by_itself():
+    assert list(vit_jax.list_models("ViT-b/16")) == ["ViT-b/16"]
+    with pytest.raises(UserError, match="unknown model 'ViT-B'.*did you mean 'ViT-"):
+        vit_jax.list_models("ViT-B")
+
+
+@pytest.mark.parametrize("name", ["Axial-ViT-Ti/16", "R+ViT-Ti/16"])
+def test_a_card_counts_each_layer(name):
+    model = abstract(model_factory(name, num_classes=1000, image_size=224, scan=False))
+    card = vit_jax.model_card(name)
+    assert (card.parameters, card.multiply_adds) == (count_parameters(model), count_multiply_adds(model))
 
 
 def test_listed_models_print_as_one_line_each():

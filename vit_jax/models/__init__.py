@@ -131,17 +131,28 @@ class Listed(tuple):
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | Listed:
     """The names that match, such as `*ViT-L/16`; shown, they are cards with sizes, costs and sources.
 
+    A name without `*`, `?` or `[` may be any that `create_model` takes, as `ViT-b/16` is.
+
     Args:
       pretrained: in place of names the `Weights` that are published for them, which `load_model(name,
         pretrained=tag)` loads.
+
+    Raises:
+      UserError: such a name is of no model.
     """
     if pretrained:
         return Listed(found for found in all_weights() if fnmatch.fnmatchcase(found.model, pattern))
-    return Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
+    found = Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
+    if not found and not set("*?[") & set(pattern):
+        parse_name(pattern)
+        return Names([pattern])
+    return found
 
 
 def model_card(name: str, *, num_classes: int = 1000, image_size=224, **overrides) -> ModelCard:
     """Parameters, cost and source of a model; arguments as for `model_factory`. Nothing is allocated."""
+    if takes(name, "scan"):
+        overrides = dict(scan=True) | overrides  # One layer is traced for all.
     model = abstract(model_factory(name, num_classes=num_classes, image_size=image_size, **overrides))
     return ModelCard(
         name=name,
