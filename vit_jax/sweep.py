@@ -21,6 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.runs.jobs import outcome, run_jobs
 from vit_jax.runs.rate_search import (
     best_rate,
+    check_begun,
     check_seeds,
     check_sweep,
     claim,
@@ -57,7 +58,8 @@ def main(arguments: list[str]) -> None:
     open_held_out(config)
     claim(folder, config)
 
-    run_jobs([job for job in rates.values() if ONLY.value in (None, job.name)])
+    wanted = [job for job in rates.values() if ONLY.value in (None, job.name)]
+    run_jobs(wanted, after_each=lambda: check_begun(wanted))
     if ONLY.value in [job.name for job in rates.values()]:
         return
     found = {rate: outcome(job) for rate, job in rates.items()}

@@ -5,7 +5,8 @@ import pytest
 from tests.test_config import load
 from vit_jax.config import to_json
 from vit_jax.errors import UserError
-from vit_jax.runs.rate_search import check_seeds, claim, seed_jobs
+from vit_jax.runs.jobs import run_jobs
+from vit_jax.runs.rate_search import check_begun, check_seeds, claim, rate_jobs, seed_jobs
 
 
 @pytest.mark.parametrize("split", ["train_split", "dev_split"])
@@ -33,3 +34,12 @@ def test_seeds_of_another_rate_are_not_shown_as_those_of_the_best(tmp_path):
     check_seeds(jobs, 0.01)
     with pytest.raises(UserError, match="seed-0 was trained at the rate 0.01, and now 0.03 is the best"):
         check_seeds(jobs, 0.03)
+
+
+def test_a_mistake_that_all_rates_share_is_said_once(tmp_path, capfd):
+    config = load("quickstart")
+    jobs = [*rate_jobs(config, tmp_path, given=("--config=nowhere.py",)).values()]
+    assert len(jobs) > 1
+    with pytest.raises(UserError, match=r"^there is no config file nowhere.py \(rate-0.001 says so, and no"):
+        run_jobs(jobs, say=print, after_each=lambda: check_begun(jobs))
+    assert capfd.readouterr().err.count("error:") == 1

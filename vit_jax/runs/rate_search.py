@@ -7,6 +7,7 @@ at the best rate there is a run for each seed on all of them, and the test image
 import itertools
 import json
 import statistics
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
 from vit_jax.options import SPLIT, Option, number, several, whole
 from vit_jax.runs import workdir
-from vit_jax.runs.jobs import Job, Outcome
+from vit_jax.runs.jobs import Job, Outcome, outcome
 from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
 from vit_jax.training.objectives import objective_of
@@ -128,6 +129,13 @@ def open_held_out(config: ConfigDict) -> None:
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
             print(line)
+
+
+def check_begun(jobs: Collection[Job]) -> None:
+    """Raises UserError where a run failed before it began: the others would make the same mistake."""
+    for job in jobs:
+        if (failure := outcome(job).failure) and not (job.workdir / workdir.MANIFEST).exists():
+            raise UserError(f"{failure} ({job.name} says so, and no other run is tried)")
 
 
 def best_rate(found: dict[float, Outcome]) -> float:
