@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.system.conftest import SMALL, parameters
+from vit_jax.runs.goodput import read_rows
 
 
 def figures(workdir: Path) -> list[dict]:
@@ -101,7 +102,10 @@ def test_sigterm_saves_says_where_and_leaves_with_zero(run, finished, tmp_path):
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     (stopped,) = [line for line in out.splitlines() if line.startswith("stopped")]
-    assert Path(stopped.split("saved ")[1].split(";")[0]).is_dir()
+    saved = Path(stopped.split("saved ")[1].split(";")[0])
+    assert saved.is_dir()
+    last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert last["step"] == int(saved.name) and last["time/save"] > 0  # The next start's goodput has it.
 
     result = run(*SMALL, "--config.checkpoint.every=1000", f"--workdir={tmp_path / 'run'}")
     assert "continuing from" in result.stdout

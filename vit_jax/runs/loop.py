@@ -318,6 +318,7 @@ class Run:
 
     def _say_stopped(self, step: int) -> None:
         self.checkpoints.wait()
+        self.log.account(step)
         folder = self.checkpoints.folder / str(step)
         self.console.say(f"stopped; saved {folder}; the same command goes on from there")
 

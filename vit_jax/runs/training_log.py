@@ -126,6 +126,11 @@ class TrainLog:
         if self._writer:
             self._writer.write(step, row)
 
+    def account(self, step: int) -> None:
+        """Writes where the time went until now, for the start that goes on from here."""
+        if self._writer:
+            self._writer.write(step, self._ledger.row())
+
     def _clock(self) -> tuple[float, float]:
         """Seconds of training so far, and of all that goes on once a run has begun."""
         row = self._ledger.row()
