@@ -30,7 +30,7 @@ def report(tmp_path):
     def write(rows=ROWS, samples=SAMPLES, config=CONFIG):
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return write_report(tmp_path, {"test accuracy": "0.5 & more"}, samples).read_text()
+        return write_report(tmp_path, "ViT-Ti/4", {"test accuracy": "0.5 & more"}, samples).read_text()
 
     return write
 

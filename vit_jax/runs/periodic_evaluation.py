@@ -125,7 +125,8 @@ class PeriodicEvaluation:
         drawn = kept_pictures(self._workdir / RECONSTRUCTIONS)
         heading = f"{self._chosen_by.capitalize()} images: original, visible, predicted"
         pictures = {heading: drawn, "What it sees": dict(seen)}
-        return write_report(self._workdir, table | {"steps": f"{step:,}"}, samples, pictures)
+        table |= {"steps": f"{step:,}"}
+        return write_report(self._workdir, self._parts.origin.name, table, samples, pictures)
 
 
 def by_name(figures: Figures, between: str) -> dict[str, float]:

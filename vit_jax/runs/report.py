@@ -45,6 +45,7 @@ class Sample(NamedTuple):
 
 def write_report(
     workdir: Path,
+    model: str,
     figures: dict[str, str],
     samples: Sequence[Sample] = (),
     pictures: Mapping[str, Mapping[str, bytes]] | None = None,
@@ -52,11 +53,12 @@ def write_report(
     """Writes `report.html` from the workdir's config.json and metrics.jsonl; returns its path.
 
     Args:
+      model: its name.
       pictures: headings of more sections, and for each PNGs by caption.
     """
     config = json.loads((workdir / "config.json").read_text())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    model, data = config["model"], config["data"]
+    data = config["data"]
     table = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in figures.items())
     curves = "".join(
         f"<figure>{drawn}</figure>"
@@ -74,7 +76,7 @@ def write_report(
         drawn = "".join(picture(caption, inline(png)) for caption, png in captioned.items())
         sections.append(Section(heading, drawn))
     sections.append(Section("Config", f"<pre>{html.escape(json.dumps(config, indent=2))}</pre>", ""))
-    title = f"{model['name']} on {data.get('path') or data['source']}"
+    title = f"{model} on {data.get('path') or data['source']}"
     return write_page(workdir / "report.html", title, sections)
 
 

@@ -27,8 +27,7 @@ def describe(parts: Parts, manifest: dict) -> str:
     return "\n".join(
         [
             table,
-            f"model    {config.model.name or origin.name}, {config.data.image_size} pixels, "
-            f"{config.model.dtype}",
+            f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}",
             *(f"from     {line}" for line in origin.found),
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
             + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
