@@ -150,7 +150,7 @@ def _mistakes(name: str) -> Iterator[None]:
 
 
 def _card_errors(answer: str) -> str:
-    """What the Hub's answer says of a card's data."""
+    """The errors of a card's data in the Hub's answer, in words."""
     try:
         found = "; ".join(one["message"] for one in json.loads(answer)["errors"])
     except (ValueError, LookupError, TypeError):

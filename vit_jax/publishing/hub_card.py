@@ -63,7 +63,7 @@ def write_card(checkpoint: Checkpoint, about: Published) -> str:
 
 
 def _data(checkpoint: Checkpoint, about: Published) -> str:
-    """What the Hub reads, between lines of dashes."""
+    """The card's data, which the Hub reads, between lines of dashes."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(

@@ -76,7 +76,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
 
 
 def _figures(file: Path, step: int) -> dict[str, str]:
-    """What the log of a run has of evaluations after so many steps; the last of several counts."""
+    """The figures in a run's log of evaluations after so many steps; the last of several counts."""
     found: dict[str, float] = {}
     for line in file.read_text().splitlines() if file.exists() else ():
         row = json.loads(line)

@@ -103,7 +103,7 @@ _EMBED = "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.
 
 
 def usages(name: str, form: str, classes: int, named: bool) -> list[list[Usage]]:
-    """For each library the lines that may be right, the best first.
+    """The lines that may be right, of each library, the best first.
 
     Args:
       name: `owner/name`.
