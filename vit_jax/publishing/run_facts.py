@@ -17,7 +17,7 @@ _SECTIONS = ("sweep.", "checkpoint.")
 
 
 class RunFacts(NamedTuple):
-    """What is known of the run that a checkpoint is of.
+    """A record of the run that a checkpoint is of, as far as a card tells it.
 
     Attributes:
       figures: what was measured at this step, in words, by its name.
