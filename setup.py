@@ -1,21 +1,39 @@
+import re
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
-from setuptools.command.build_py import build_py
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
 
 here = Path(__file__).parent
+DECODER = "vit_jax.data._jpeg"
 
 
-class BuildWithConfigs(build_py):
-    """Puts `configs/` into the package, where `--config=configs/quickstart.py` finds it in every folder."""
+class BuildDecoder(build_ext):
+    """Says in one line what it means where the decoder cannot be built."""
 
-    def run(self):
-        super().run()
-        if not self.editable_mode:
-            folder = Path(self.build_lib, "vit_jax", "configs")
-            self.mkpath(str(folder))
-            for file in (here / "configs").glob("*.py"):
-                self.copy_file(str(file), str(folder / file.name))
+    def build_extension(self, ext):
+        try:
+            super().build_extension(ext)
+        except (BaseError, CCompilerError) as error:
+            reason = " ".join(str(error).split())
+            print(
+                f"warning: the fast JPEG decoder is not built ({reason}); Pillow will decode, at under half "
+                "the speed. It needs a C compiler and libjpeg-turbo's headers (apt install libjpeg-dev)",
+                flush=True,
+            )
+
+
+class NameByDecoder(bdist_wheel):
+    """Names a wheel for its platform if it has the decoder, and `py3-none-any` if it has not."""
+
+    def get_tag(self):
+        build = self.get_finalized_command("build_ext")
+        if not Path(build.get_ext_fullpath(DECODER)).exists():
+            self.root_is_pure = True
+            return "py3", "none", "any"
+        return super().get_tag()
 
 
 requirements = [
@@ -26,24 +44,46 @@ onnx = ["onnx>=1.20,<2", "onnxruntime>=1.24,<2"]
 
 setup(
     name="vit_jax",
-    version="0.1.0",
+    version=re.search(r'__version__ = "(.+)"', (here / "vit_jax/__init__.py").read_text())[1],
     description="Vision Transformers in JAX, from pre-training to the paper's figures",
     long_description=(here / "README.md").read_text(),
     long_description_content_type="text/markdown",
+    author="The authors of vit_jax",
     license="Apache-2.0",
-    packages=find_packages(include=["vit_jax", "vit_jax.*"]),
-    cmdclass={"build_py": BuildWithConfigs},
+    license_files=["LICENSE"],
+    keywords="vision transformer, ViT, image classification, self-supervised learning, JAX, Flax, TPU",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU",
+        "Intended Audience :: Science/Research",
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
+        "Operating System :: MacOS",
+        "Programming Language :: C",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+        "Typing :: Typed",
+    ],
+    # At the top of a checkout, and inside an installed package (vit_jax/shipped.py).
+    package_dir={"vit_jax.configs": "configs", "vit_jax.experiments": "experiments"},
+    packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.configs", "vit_jax.experiments"],
+    cmdclass={"build_ext": BuildDecoder, "bdist_wheel": NameByDecoder},
     package_data={
         "vit_jax": ["py.typed"],
         "vit_jax.data": ["glyphs/*"],
+        "vit_jax.experiments": ["records/*.json"],
         "vit_jax.planning": ["prices.toml"],
         "vit_jax.published": ["*.json", "*.tsv", "tables/*.json"],
     },
+    entry_points={"console_scripts": ["vit-jax = vit_jax.__main__:main"]},
     ext_modules=[
         # The fast JPEG decoder, where there is a C compiler and libjpeg-turbo (apt install libjpeg-dev).
         # Without it everything works, through Pillow.
         Extension(
-            "vit_jax.data._jpeg",
+            DECODER,
             ["vit_jax/data/_jpeg.c"],
             libraries=["jpeg"],
             extra_compile_args=["-O3"],
@@ -51,7 +91,8 @@ setup(
             optional=True,
         )
     ],
-    python_requires=">=3.11,<3.14",
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # One wheel is for this Python and all newer ones.
+    python_requires=">=3.11,<3.15",
     install_requires=requirements,
     extras_require={
         "test": [
@@ -60,6 +101,9 @@ setup(
             "pytest-xdist>=3,<4",
             "hypothesis>=6,<7",
             "ruff==0.17.5",
+            # The tests build a wheel.
+            "build>=1,<2",
+            "setuptools>=77",
             "pyright>=1.1.400,<2",
             "pre-commit>=4,<5",
             # For the scripts and the manifest of experiments/launch.

@@ -21,8 +21,8 @@ from vit_jax.parallel.chips import GIB
 from vit_jax.planning import cost
 from vit_jax.planning.compile import find_slice
 from vit_jax.planning.estimate import estimate, make_workload
-from vit_jax.runs.jobs import CONFIGS
 from vit_jax.runs.memory_check import changed
+from vit_jax.shipped import CONFIGS
 
 CUBES = {8: "2x2x2", 64: "4x4x4", 512: "8x8x8", 4096: "16x16x16"}
 # Axis -> name of the line -> (x, devices, images a device, changes of the config).

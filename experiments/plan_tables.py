@@ -18,7 +18,7 @@ from vit_jax.parallel.chips import GIB
 from vit_jax.planning import cost
 from vit_jax.planning.compile import find_slice
 from vit_jax.published import table as published_table
-from vit_jax.runs.jobs import CONFIGS
+from vit_jax.shipped import CONFIGS
 
 # Config, epochs, and the column of table 2.
 HEADLINES = (

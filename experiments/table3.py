@@ -9,7 +9,7 @@ from vit_jax.command import read_config
 from vit_jax.ledger.paper_scale import SETS
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import agreement, differences
-from vit_jax.runs.jobs import CONFIGS
+from vit_jax.shipped import CONFIGS
 
 SHARED = {"Optimizer": "adam", "Batch": 4096, "Warm-up": 10_000, "Pixels": 224}  # Of all rows, section 4.1.
 

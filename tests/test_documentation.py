@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import vit_jax
 from vit_jax import command, experiment
+from vit_jax.commands import COMMANDS as NAMED
 from vit_jax.config import check
 
 ROOT = Path(__file__).parents[1]
@@ -24,8 +26,14 @@ def anchors(page: Path) -> set[str]:
 def commands(page: Path) -> list[str]:
     """Commands of a page's blocks that start the package, with continued lines joined."""
     blocks = re.findall(r"(?ms)^```$(.*?)^```$", page.read_text())
-    lines = re.sub(r"\\\n\s*", "", "\n".join(blocks)).splitlines()
+    text = re.sub(r"\\\n\s*", "", "\n".join(blocks))
+    lines = re.sub(r"vit-jax (\w+)", lambda named: as_module(named[1]), text).splitlines()
     return [line[line.index("python -m vit_jax") :] for line in lines if "python -m vit_jax" in line]
+
+
+def as_module(name: str) -> str:
+    """The start of a command that `vit-jax` has by a name."""
+    return f"python -m vit_jax.{NAMED[name].module}"
 
 
 COMMANDS = sorted({line for page in PAGES for line in commands(page)})
@@ -45,6 +53,14 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_readme_leads_to_every_page(page):
     assert f"(docs/{page.name})" in PAGES[0].read_text()
+
+
+def test_pages_are_of_this_version():
+    version = re.escape(vit_jax.__version__)
+    assert re.search(rf"(?m)^version: {version}$", (ROOT / "CITATION.cff").read_text())
+    assert re.search(rf"version = {{{version}}}", PAGES[0].read_text())
+    (latest, *_) = re.findall(r"(?m)^## (.*)$", (ROOT / "CHANGELOG.md").read_text())
+    assert latest == vit_jax.__version__
 
 
 def test_readme_is_short():

@@ -17,7 +17,8 @@ from ml_collections import ConfigDict, config_flags
 
 from vit_jax.config import VALUES, unknown_key
 from vit_jax.config_page import listing
-from vit_jax.errors import UserError, mistake
+from vit_jax.errors import UserError, mistake, nearest
+from vit_jax.shipped import CONFIGS, config_names
 
 
 def run(main: Callable[[list[str]], None]) -> None:
@@ -53,7 +54,13 @@ def _help(section: str) -> str:
 
 @contextlib.contextmanager
 def mistakes():
-    """Makes a user's mistake one line and exit code 2."""
+    """Makes a user's mistake one line and exit code 2; names another package that is imported by our name."""
+    if folder := other_package():
+        print(
+            f"warning: {folder} is google-research/vision_transformer's package of the same name, and Python "
+            "imports the first that it finds: keep each in an environment of its own",
+            file=sys.stderr,
+        )
     try:
         yield
     except Exception as error:
@@ -61,6 +68,12 @@ def mistakes():
             raise
         print(f"error: {message}", file=sys.stderr, flush=True)
         sys.exit(2)
+
+
+def other_package() -> Path | None:
+    """The folder of google-research/vision_transformer's package, where that can be imported here too."""
+    folders = (Path(entry, "vit_jax").absolute() for entry in ["", *sys.path])
+    return next((folder for folder in folders if (folder / "models_vit.py").is_file()), None)
 
 
 def define_config(about: str) -> flags.FlagHolder:
@@ -90,9 +103,8 @@ def config_file(name: str) -> str:
     stem = name.removeprefix("configs/").removesuffix(".py")
     if os.path.isfile(name) or "/" in stem:
         return name
-    package = Path(__file__).parent
-    shipped = (package / "configs", package.parent / "configs")  # Installed, and in a checkout.
-    return next((str(path) for folder in shipped if (path := folder / f"{stem}.py").is_file()), name)
+    shipped = CONFIGS / f"{stem}.py"
+    return str(shipped) if shipped.is_file() else name
 
 
 class _ConfigFault(Exception):
@@ -122,7 +134,7 @@ class _ConfigFile(flags.ArgumentParser):
 def _explain_config(file: str, error: Exception) -> str:
     """Says in one line where a config's file fails, and why."""
     if isinstance(error, FileNotFoundError) and error.filename == os.path.abspath(file):
-        return f"there is no config file {file}"
+        return f"there is no config file {file}; {nearest(Path(file).stem, config_names())}"
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return f"{file} has no function get_config, which returns the config"
     if isinstance(error, SyntaxError) and error.filename == file:

@@ -7,7 +7,6 @@ through `choose(config, argument)`. docs/config.md lists all values; a key that 
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -15,6 +14,7 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.options import Option, read_options
+from vit_jax.shipped import CONFIGS, EXPERIMENTS, PACKAGE
 
 # Sections of a config, in the order of `docs/config.md`, and what each is about.
 SECTIONS = {
@@ -38,13 +38,12 @@ SECTIONS = {
 
 def _collected() -> tuple[dict[str, Option], dict[str, str]]:
     """All options by their keys, in the order of the sections, and the file that declares and reads each."""
-    package = Path(__file__).parent
     options, files = {}, {}
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted({*PACKAGE.rglob("*.py")} - {*CONFIGS.rglob("*.py"), *EXPERIMENTS.rglob("*.py")}):
         for key, option in read_options(path).items():
             if key in options or key.rpartition(".")[0] not in SECTIONS:
                 raise ValueError(f"{path}: the option {key!r} is another file's, or of no section")
-            options[key], files[key] = option, str(path.relative_to(package.parent))
+            options[key], files[key] = option, str(path.relative_to(PACKAGE.parent))
     order = list(SECTIONS)
     keys = sorted(options, key=lambda key: order.index(key.rpartition(".")[0]))
     return {key: options[key] for key in keys}, files

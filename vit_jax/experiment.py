@@ -27,8 +27,7 @@ from vit_jax.ledger import ledger_page
 from vit_jax.ledger.records import how_far, keep_pictures, make_record, records, write_record
 from vit_jax.ledger.study import Experiment, Study, Trial, conduct, config_of, known_trials
 from vit_jax.progress import duration
-
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+from vit_jax.shipped import EXPERIMENTS, demand_checkout
 
 
 def main(arguments: list[str]) -> None:
@@ -45,11 +44,13 @@ def main(arguments: list[str]) -> None:
     elif name == "record":
         if len(rest) < 2:
             raise UserError("give the name of an experiment and the folders of its runs: record NAME DIR ...")
+        demand_checkout("record writes into experiments/records")
         folders = [Path(folder).absolute() for folder in rest[1:]]
         record = make_record(Path(rest[0]).stem, load(rest[0]), folders)
         kept = [str(write_record(record)), *map(str, keep_pictures(record, folders[0]))]
         print(f"{', '.join(kept)}: {how_far(record)}")
     elif name == "ledger":
+        demand_checkout("ledger writes LEDGER.md and docs/")
         write_ledger()
     elif not name:
         raise UserError("give the name of an experiment and --out=DIR, or --list")

@@ -43,7 +43,11 @@ def installed(tmp_path_factory):
         ("configs/vit_l16_i21k.py", "ViT-L/16 None"),
         ("quickstart.py:smoke", "ViT-Ti/4 2"),
         ("vit_s16_i1k:epochs=90", "ViT-S/16 111477"),
-        ("quickstrat", "there is no config file quickstrat"),
+        ("quickstrat", "there is no config file quickstrat; did you mean 'quickstart'?"),
+        (
+            "configs/vit_l16_i21.py:smoke",
+            "there is no config file configs/vit_l16_i21.py; did you mean 'vit_l16_i21k'?",
+        ),
         ("own/mine.py", "ViT-S/32 7"),
         ("quickstart", "ViT-S/32 7"),  # A file of the user's comes first.
     ],

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.command import read_config
-from vit_jax.runs.jobs import CONFIGS
+from vit_jax.shipped import CONFIGS
 
 UPSTREAM, DOWNSTREAM = "letters", ("greek", "cyrillic", "armenian", "georgian")
 # Three sizes of three families, by rising compute.

@@ -17,9 +17,10 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.ledger.study import STUDY, Experiment, Study, known_trials
 from vit_jax.runs.workdir import commit_of_package, saved_run
+from vit_jax.shipped import EXPERIMENTS, PACKAGE
 
-ROOT = Path(__file__).parents[2]
-RECORDS, PICTURES = ROOT / "experiments" / "records", ROOT / "docs" / "images" / "ledger"
+ROOT = PACKAGE.parent
+RECORDS, PICTURES = EXPERIMENTS / "records", ROOT / "docs" / "images" / "ledger"
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from vit_jax.command import read_config
 from vit_jax.ledger.study import Experiment, Study, Trial
 from vit_jax.ledger.tables import short
 from vit_jax.recipes import finetune
-from vit_jax.runs.jobs import CONFIGS
 from vit_jax.runs.rate_search import held_out_splits
 from vit_jax.runs.warm_start import has_resnet
+from vit_jax.shipped import CONFIGS
 
 Stage = Callable[[Study], list[Trial]]
 # Makes a run's config and the values that it changes, of a study and the run's factors; None: there is none.

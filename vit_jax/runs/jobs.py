@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from vit_jax.progress import duration
 from vit_jax.runs.workdir import MANIFEST, METRICS
 from vit_jax.runs.workdir_lock import in_use
+from vit_jax.shipped import CONFIGS
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 POLL_SECONDS = 20.0  # Between two looks at the runs of other processes.
 
 

@@ -1,0 +1,37 @@
+"""The commands by the names that `vit-jax` gives them: each is a module, which `python -m` starts as well."""
+
+import ast
+from typing import NamedTuple
+
+from vit_jax.shipped import CONFIGS, PACKAGE
+
+
+class Command(NamedTuple):
+    """A module of the package, and the config that it takes where none is given."""
+
+    module: str
+    config: str = ""
+
+    @property
+    def about(self) -> str:
+        """The first line of what its config, or else its module, says of itself; neither is imported."""
+        file = CONFIGS / f"{self.config}.py" if self.config else PACKAGE / f"{self.module}.py"
+        return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+
+
+COMMANDS = {
+    "train": Command("main"),
+    "finetune": Command("main", config="finetune"),
+    "sweep": Command("sweep"),
+    "evaluate": Command("evaluate"),
+    "predict": Command("predict"),
+    "visualize": Command("visualize"),
+    "convert": Command("convert"),
+    "export": Command("export"),
+    "push": Command("push"),
+    "prepare": Command("prepare"),
+    "plan": Command("plan"),
+    "benchmark": Command("benchmark"),
+    "experiment": Command("experiment"),
+    "completion": Command("completion"),
+}

@@ -1,0 +1,28 @@
+"""The files that come with the package: beside it in a checkout, and inside it where it is installed."""
+
+from pathlib import Path
+
+from vit_jax.errors import UserError
+
+PACKAGE = Path(__file__).parent
+FOLDERS = ("configs", "experiments")
+INSTALLED = (PACKAGE / "configs").is_dir()  # A checkout's package has no such folder.
+CONFIGS, EXPERIMENTS = ((PACKAGE if INSTALLED else PACKAGE.parent) / name for name in FOLDERS)
+
+
+def config_names() -> list[str]:
+    """The configs that there are: `vit_l16_i21k`."""
+    return sorted(path.stem for path in CONFIGS.glob("*.py"))
+
+
+def demand_checkout(what: str) -> None:
+    """Refuses what writes files of the project.
+
+    Args:
+      what: begins the message: "record writes into experiments/records".
+
+    Raises:
+      UserError: the package is installed without them.
+    """
+    if INSTALLED:
+        raise UserError(f"{what}, which an installed package has not: run it in a checkout of the project")
