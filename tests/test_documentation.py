@@ -25,9 +25,9 @@ def anchors(page: Path) -> set[str]:
 
 def commands(page: Path) -> list[str]:
     """Commands of a page's blocks that start the package, with continued lines joined."""
-    blocks = re.findall(r"(?ms)^```$(.*?)^```$", page.read_text())
-    text = re.sub(r"\\\n\s*", "", "\n".join(blocks))
-    lines = re.sub(r"vit-jax (\w+)", lambda named: as_module(named[1]), text).splitlines()
+    blocks = re.findall(r"(?ms)^```(\w*)$(.*?)^```$", page.read_text())
+    text = re.sub(r"\\\n\s*", "", "\n".join(block for language, block in blocks if not language))
+    lines = re.sub(r"(?m)^vit-jax (\w+)", lambda named: as_module(named[1]), text).splitlines()
     return [line[line.index("python -m vit_jax") :] for line in lines if "python -m vit_jax" in line]
 
 
