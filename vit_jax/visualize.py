@@ -3,7 +3,8 @@
 Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the last
 layer), the heads' mean attention distance, similarity of the position embeddings, principal components of the
 patch embedding's filters and, as colours, of the last layer's tokens; all as PNG, the numbers as arrays.npz,
-and index.html with all of them. A figure that is not defined for the model is a line that says why.
+and index.html, one file with all of them, on which a click lays any head's attention over the images. A
+figure that is not defined for the model is a line that says why.
 """
 
 from pathlib import Path
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> None:
 
     from vit_jax.inspection.attention_maps import check_has_tokens
     from vit_jax.inspection.drawing import draw_all
+    from vit_jax.interop.checkpoint import model_name
     from vit_jax.load import build_model
     from vit_jax.runs.workdir import checkpoint_crop, open_any
 
@@ -62,11 +64,26 @@ def main(arguments: list[str]) -> None:
         names,
         images,
         out,
-        title=f"What {CHECKPOINT.value} sees",
+        title=_title(checkpoint.library, model_name(checkpoint.model, checkpoint.arguments)),
+        source=f"Checkpoint: {CHECKPOINT.value}",
         layers=LAYERS.value,
         heads=HEADS.value,
         batch_size=BATCH_SIZE.value,
     )
+
+
+def _title(library: str, name: str) -> str:
+    """The title of the page: the model, and of a run also what was done with which data.
+
+    Args:
+      library: that the checkpoint is of.
+      name: the model's.
+    """
+    from vit_jax.runs.run_page import title_of
+    from vit_jax.runs.workdir import place_of, saved_run
+
+    saved = saved_run(place_of(CHECKPOINT.value)[0]) if library == "a run" else None
+    return f"What {title_of(saved) if saved else name} sees"
 
 
 def test_images(checkpoint: str) -> Source:

@@ -1,5 +1,6 @@
 """The page of figures, as a command makes it and as a browser shows it."""
 
+import base64
 import os
 import re
 import shutil
@@ -50,7 +51,15 @@ def test_every_figure_is_on_the_page(shown):
     pictures = sorted(path.name for path in out.glob("*.png"))
     assert {"rollout.png", "distance.png", "positions.png", "filters.png", "tokens.png"} < {*pictures}
     assert {"layers_2.png", "heads_2.png"} < {*pictures}
-    assert sorted(re.findall(r'<img src="(.*?)"', (out / "index.html").read_text())) == pictures
+    page = (out / "index.html").read_text()
+    for name in {*pictures} - {
+        "rollout.png",
+        "tokens.png",
+        "distance.png",
+    }:  # Laid over images, or SVG.
+        assert base64.b64encode((out / name).read_bytes()).decode() in page
+    assert re.findall('id="view[0-9]+"', page) == [f'id="view{n}"' for n in range(3 + 2)]
+    assert "<h1>What ViT-Ti/4 trained on digits sees</h1>" in page
     assert "unreadable image skipped" in printed
 
 
@@ -78,14 +87,18 @@ def test_run_shows_its_own_test_images(run, no_tensorflow, finished, tmp_path):
 @pytest.mark.parametrize("width", [400, 1200])
 def test_page_shows_its_pictures_without_errors(shown, tmp_path, width):
     page = tmp_path / "page.html"
-    # The page itself says what a reader would see, as text.
-    text = (shown[0] / "index.html").read_text().replace('src="', f'src="file://{shown[0]}/')
+    # The page itself says what a reader would see, as text: of the last head, which is clicked.
+    text = (shown[0] / "index.html").read_text()
     probe = """<script>window.onload = () => {
         const images = [...document.images];
         const loaded = images.every(i => i.complete && i.naturalWidth > 0);
         const wide = document.documentElement.scrollWidth > innerWidth;
-        const small = images.some(i => i.getBoundingClientRect().width < 0.6 * Math.min(innerWidth, 400));
-        document.title = `images ${images.length} loaded ${loaded} wide ${wide} small ${small}`;
+        const seen = () => images.filter(i => i.offsetParent);
+        const small = seen().some(i => i.getBoundingClientRect().width < 140);
+        const laid = () => seen().filter(i => i.matches('.over')).map(i => i.classList[1]).join();
+        const before = laid();
+        document.querySelector('label:has(#view4)').click();
+        document.title = `loaded ${loaded} wide ${wide} small ${small} laid ${before} ${laid()}`;
     }</script>"""
     page.write_text(text.replace("</body>", probe + "</body>"))
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --enable-logging=stderr"
@@ -104,8 +117,8 @@ def test_page_shows_its_pictures_without_errors(shown, tmp_path, width):
         timeout=120,
         env=os.environ | {"HOME": str(tmp_path)},
     )
-    count = len(list(shown[0].glob("*.png")))
-    assert f"<title>images {count} loaded true wide false small false</title>" in process.stdout
+    laid = " ".join(",".join(3 * [view]) for view in ("view0", "view4"))  # Over three images.
+    assert f"<title>loaded true wide false small false laid {laid}</title>" in process.stdout
     assert "CONSOLE" not in process.stderr
 
 

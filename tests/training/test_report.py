@@ -1,67 +1,190 @@
-"""The report of a run."""
+"""The reports of runs: of one, and of several beside each other."""
 
 import base64
 import io
 import json
+import math
 import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.runs.report import Sample, write_report
+from vit_jax.config import base_config, to_json
+from vit_jax.models import model_card, model_factory
+from vit_jax.runs import predictions
+from vit_jax.runs.comparison_page import comparison_page, sign_test
+from vit_jax.runs.predictions import Predictions, by_class, calibration, confused
+from vit_jax.runs.run_page import read_run, run_page, write_report
+from vit_jax.runs.workdir import make_manifest
 
-CONFIG = {"model": {"name": "ViT-Ti/4"}, "data": {"source": "folder", "path": "<pets>"}}
 ROWS = [
     {"step": 50, "train/loss": 2.0, "train/accuracy": 0.3, "train/learning_rate": 1e-3},
     {"step": 100, "train/loss": 1.0, "train/accuracy": 0.6, "train/learning_rate": 2e-3},
-    {"step": 100, "test/loss": 1.1, "test/accuracy": 0.5},
+    {"step": 100, "test/loss": 1.1, "test/accuracy": 0.5, "test/images": 4.0},
 ]
-IMAGE = np.zeros((4, 4, 3), np.uint8)
-SAMPLES = [
-    Sample(IMAGE, ("cat",), "cat", 0.9),
-    Sample(IMAGE, ("dog",), "cat", 0.6),
-    Sample(IMAGE, ("dog", "fox"), "fox", 0.8),
-]
+NAMES = ("cat", "dog", "fox")
+
+
+def said(labels=((0,), (1,), (1,), (2,)), answer=(0, 0, 2, 2), probability=(0.9, 0.6, 0.95, 0.8), **more):
+    """Answers to some images: of a cat right, of two dogs wrong, of a fox right."""
+    found = Predictions(
+        "test",
+        100,
+        np.arange(len(answer)),
+        np.array(labels, np.int32),
+        np.array(answer, np.int32),
+        np.array(probability, np.float32),
+    )
+    images = np.random.default_rng(0).integers(256, size=(len(answer), 8, 6, 3), dtype=np.uint8)
+    return found._replace(**({"shown": np.arange(len(answer)), "images": images} | more))
 
 
 @pytest.fixture
-def report(tmp_path):
-    def write(rows=ROWS, samples=SAMPLES, config=CONFIG):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return write_report(tmp_path, "ViT-Ti/4", {"test accuracy": "0.5 & more"}, samples).read_text()
+def workdir(tmp_path):
+    def write(rows=ROWS, found=None, names=NAMES, name="run", **changes):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        config = base_config()
+        config.update_from_flattened_dict(
+            {"model.name": "ViT-Ti/4", "data.source": "folder", "data.path": "/data/<pets>", "steps": 100}
+            | changes
+        )
+        (folder / "config.json").write_text(to_json(config))
+        model = model_factory("ViT-Ti/4", num_classes=len(names), image_size=16)
+        images = {"train": 3000, "test": 4}
+        manifest = make_manifest(
+            100, names, images, model.func, model.keywords, "bilinear", {"accuracy": "share"}, 1e9
+        )
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if found is not None:
+            predictions.keep(folder, found)
+        return folder
 
     return write
 
 
+@pytest.fixture
+def report(workdir):
+    return lambda *arguments, **values: write_report(workdir(*arguments, **values)).read_text()
+
+
 def test_report_needs_nothing_from_outside(report):
-    references = re.findall(r'(?:src|href)="([^"]+)"', report())
-    assert references
+    references = re.findall(r'(?:src|href)="([^"]+)"', report(found=said()))
+    assert len(references) > 4
     assert all(reference.startswith(("data:", "#")) for reference in references)
 
 
-def test_title_is_the_model_and_its_data(report):
-    assert "<h1>ViT-Ti/4 on &lt;pets&gt;</h1>" in report()
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({}, "ViT-Ti/4 trained on &lt;pets&gt;"),
+        ({"data.source": "digits", "data.path": ""}, "ViT-Ti/4 trained on digits"),
+        ({"data.source": "tfds", "data.path": "cifar10:/data/tfds"}, "ViT-Ti/4 trained on cifar10"),
+        ({"finetune.checkpoint": "/runs/big"}, "ViT-Ti/4 fine-tuned on &lt;pets&gt;"),
+        ({"objective.name": "mae"}, "ViT-Ti/4 trained by mae on &lt;pets&gt;"),
+    ],
+)
+def test_title_is_the_model_what_was_done_and_the_data(report, changes, title):
+    assert f"<h1>{title}</h1>" in report(**changes)
 
 
-def test_title_without_a_path_names_the_source(report):
-    config = {"model": {"name": "ViT-Ti/4"}, "data": {"source": "digits"}}
-    assert "<h1>ViT-Ti/4 on digits</h1>" in report(config=config)
+def test_figures_have_their_standard_error(report):
+    text = report()
+    assert f"<td>test accuracy<td>50.00% ± {100 * math.sqrt(0.25 / 4):.2f}</tr>" in text
+    assert "<td>test loss<td>1.1</tr>" in text
 
 
-def test_sections_come_in_reading_order(report):
-    assert re.findall("<(h1|table|h2|pre)>", report()) == ["h1", "table", "h2", "h2", "h2", "pre"]
-    assert re.findall("<h2>([A-Z][a-z]+)", report()) == ["Curves", "Predictions", "Config"]
+def test_size_cost_versions_and_command_are_said(report):
+    text = report()
+    assert "<td>data<td>3,000 to train, 4 to test; 3 classes" in text
+    assert f"<td>computed<td>{1e9 * 100 * 4096:.3g} FLOPs in training" in text
+    size = model_card("ViT-Ti/4", num_classes=3, image_size=16)
+    said = f"{size.parameters / 1e6:.3g} M parameters, {size.multiply_adds / 1e6:.3g} M multiply-adds"
+    assert f"<td>model<td>{said} for an image of 16 × 16" in text
+    assert "jax 0." in text and "<pre>python " in text
 
 
-def test_final_figures_are_in_the_table(report):
-    assert "<td>test accuracy<td>0.5 &amp; more</tr>" in report()
+def test_worst_mistake_comes_first(report):
+    text = report(found=said())
+    assert "the surest of 2 in 4 test images" in text
+    worst = text[text.index("Worst mistakes") : text.index("Confusion")]
+    assert re.findall(r"✗ (\w+)</b> (\d+)%<br><span>is (\w+)", worst) == [
+        ("fox", "95", "dog"),
+        ("cat", "60", "dog"),
+    ]
+
+
+def test_image_has_the_pixels_that_were_kept(report):
+    found = said()
+    encoded = re.search(r'base64,([^"]+)"', report(found=found))[1]
+    np.testing.assert_array_equal(Image.open(io.BytesIO(base64.b64decode(encoded))), found.images[2])
+
+
+@pytest.mark.parametrize(("size", "small"), [(8, 1), (64, 1), (224, 0)])
+def test_only_small_images_show_their_pixels(report, size, small):
+    found = said(shown=np.array([2]), images=np.zeros((1, size, size, 3), np.uint8))
+    assert report(found=found).count('<img class="small"') == 2 * small  # As a mistake and in the sample.
+
+
+def test_matrix_and_classes_have_the_counts(report):
+    text = report(found=said())
+    assert "<title>dog taken for fox: 1 of 2</title>" in text
+    assert re.findall(
+        r"<span>(\w+)</span><meter[^>]*></meter><span>([\d.%]+)</span><span>(.*?)</span>", text
+    ) == [
+        ("dog", "0.0%", "0 of 2"),
+        ("cat", "100.0%", "1 of 1"),
+        ("fox", "100.0%", "1 of 1"),
+    ]
+
+
+def test_images_of_several_classes_have_no_confusion(report):
+    found = said(labels=((0, 1), (1, -1), (1, 2), (2, -1)))
+    text = report(found=found)
+    assert "Not defined: some images are of several classes." in text and "<title>dog" not in text
+    assert "<span>2 of 3</span>" in text  # Dogs: two in images of which another class was said rightly.
+
+
+def test_run_without_labels_says_what_is_left_out(report):
+    text = report(rows=[*ROWS[:2], {"step": 100, "test/loss": 1.1, "test/images": 4.0}], names=())
+    assert "it trains without labels" in text and "Calibration" not in text
+
+
+def test_run_of_an_earlier_version_says_what_is_left_out(report):
+    assert "the run kept none" in report()
+
+
+def test_damaged_answers_are_none(workdir):
+    folder = workdir(found=said())
+    (folder / "predictions.npz").write_bytes(b"PK damaged")
+    assert read_run(folder).predictions is None
+
+
+def test_confused_pairs_and_classes_are_those_counted_one_by_one():
+    draw = np.random.default_rng(1)
+    labels, answer = draw.integers(5, size=(200, 1)), draw.integers(5, size=200)
+    found = said(labels, answer, draw.random(200))
+    pairs, counts = confused(found)
+    for (truth, other), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        assert count == sum(t == truth and a == other for (t,), a in zip(labels, answer, strict=True))
+    assert counts.sum() == (answer != labels[:, 0]).sum() and (np.diff(counts) <= 0).all()
+    images, right = by_class(found, 6)
+    assert images.tolist() == [(labels == c).sum() for c in range(6)]
+    assert right.tolist() == [((labels[:, 0] == c) & (answer == c)).sum() for c in range(6)]
+
+
+def test_calibration_error_is_the_mean_distance_of_bins():
+    found = said(probability=(0.55, 0.52, 1.0, 0.97))  # Right, wrong; wrong, right.
+    bins, error = calibration(found)
+    np.testing.assert_allclose(bins[[5, 9]], [[0.535, 0.5, 2], [0.985, 0.5, 2]], rtol=1e-6)
+    assert error == pytest.approx((0.035 + 0.485) / 2, rel=1e-6)
 
 
 def test_curves_are_drawn_for_what_was_measured(report):
-    text = report()
-    assert re.findall(r'aria-label="(.*?) over', text) == ["Loss", "Accuracy, %", "Learning rate"]
+    drawn = re.findall(r'aria-label="(.*?) over', report())
+    assert drawn == ["Loss", "Accuracy, %", "Learning rate"]
 
 
 def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
@@ -75,56 +198,81 @@ def test_figures_of_each_suite_have_a_panel_with_a_line_for_each(report):
     assert all(line in text for line in (">pets/10<", ">pets/20<", ">pets/linear probe<"))
 
 
-def test_run_without_evaluation_has_a_report(report):
-    assert 'aria-label="Loss' in report(rows=ROWS[:2])
-
-
-def test_run_without_samples_has_no_predictions(report):
-    assert "Predictions" not in report(samples=[])
-
-
-def test_run_without_rows_has_no_curves(report):
-    text = report(rows=[])
-    assert "Curves" not in text and "<h2>Config" in text
-
-
 def test_values_that_were_not_finite_are_left_out(report):
-    rows = [*ROWS[:2], {"step": 150, "train/loss": None, "train/accuracy": None}]
-    assert report(rows=rows) == report(rows=ROWS[:2]) != report(rows=ROWS[:1])
+    rows = [*ROWS[:2], {"step": 100, "train/loss": None, "train/accuracy": None}]
+    drawings = [
+        re.findall("<svg.*?</svg>", report(rows=each), re.DOTALL) for each in (rows, ROWS[:2], ROWS[:1])
+    ]
+    assert drawings[0] == drawings[1] != drawings[2]
 
 
-def test_single_measurement_is_drawn_as_a_point(report):
-    # Lines are stroked, and only markers are filled.
-    assert "fill: #1f77b4" in report(rows=[{"step": 1, "train/learning_rate": 1e-3}])
-
-
-def test_image_has_the_samples_pixels(report):
-    image = np.random.default_rng(0).integers(256, size=(8, 6, 3), dtype=np.uint8)
-    encoded = re.search(r'base64,([^"]+)"', report(samples=[Sample(image, ("cat",), "cat", 0.9)]))[1]
-    np.testing.assert_array_equal(Image.open(io.BytesIO(base64.b64decode(encoded))), image)
-
-
-@pytest.mark.parametrize(("size", "small"), [(8, 1), (64, 1), (224, 0)])
-def test_only_small_images_show_their_pixels(report, size, small):
-    image = np.zeros((size, size, 3), np.uint8)
-    assert report(samples=[Sample(image, ("cat",), "cat", 0.9)]).count('<img class="small"') == small
-
-
-def test_wrong_prediction_has_a_sign_and_the_truth(report):
+def test_curves_have_the_colours_of_the_page(report):
     text = report()
-    assert text.count("✓") == 2
-    assert text.count("✗") == 1
-    assert "is dog" in text
-    assert "3 test images, 1 of them wrong" in text
+    assert "currentColor" in text and "#010203" not in text and "#000000" not in text
+
+
+def test_config_begins_with_what_is_not_the_default(report):
+    text = report(seed=7)
+    changed, whole = text[text.index("<h2>Config") :].split("<details>")
+    assert "<td>seed<td>7<td>0</tr>" in changed and "batch_size" not in changed
+    assert "&quot;batch_size&quot;: 4096" in whole
+
+
+def test_run_without_evaluation_says_so_on_its_page(report):
+    text = report(rows=ROWS[:1])
+    assert "not yet: the first comes at step 100" in text and 'aria-label="Loss' in text
+
+
+def test_live_page_loads_itself_until_the_run_is_over(workdir):
+    for rows, times in ((ROWS[:2], 1), (ROWS, 0)):
+        assert run_page(read_run(workdir(rows=rows)), live=True).count('http-equiv="refresh"') == times
 
 
 def test_text_is_escaped(report):
-    text = report(samples=[Sample(IMAGE, ('<i>"cat"',), '<i>"dog"', 0.6)])
-    assert "&lt;pets&gt;" in text and "<pets>" not in text
-    assert 'alt="&lt;i&gt;&quot;cat&quot;, predicted &lt;i&gt;&quot;dog&quot;"' in text and "<i>" not in text
+    text = report(found=said(), names=('<i>"cat"', '<i>"dog"', "fox"))
+    assert "&lt;pets&gt;" in text and "<pets>" not in text and "<i>" not in text
+    assert 'alt="&lt;i&gt;&quot;dog&quot;, predicted &lt;i&gt;&quot;cat&quot;"' in text
 
 
-def test_report_replaces_the_one_before_and_leaves_no_other_file(report, tmp_path):
-    first, second = report(), report(samples=[])
-    assert (tmp_path / "report.html").read_text() == second != first
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "metrics.jsonl", "report.html"}
+def test_report_replaces_the_one_before_and_leaves_no_other_file(workdir):
+    folder = workdir()
+    first, second = write_report(folder).read_text(), write_report(workdir(rows=ROWS[:1])).read_text()
+    assert (folder / "report.html").read_text() == second != first
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "manifest.json",
+        "metrics.jsonl",
+        "report.html",
+    }
+
+
+def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workdir):
+    better = said(answer=(0, 1, 1, 2))
+    runs = [read_run(workdir(found=said(), name="a")), read_run(workdir(found=better, name="b", seed=3))]
+    text = comparison_page(runs)
+    assert "<h1>2 runs: ViT-Ti/4 trained on &lt;pets&gt;</h1>" in text
+    assert "<tr><td>seed<td>0<td>3</tr>" in text and "batch_size" not in text
+    assert "<tr><td>a<td>b<td>2<td>0<td>2<td>0<td>0.5</tr>" in text
+    assert "<tr><td>dog<td>2<td>0.0%<td>100.0%</tr>" in text
+    assert text.count(">a<") >= 4  # In the legends too.
+
+
+def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    text = comparison_page([read_run(workdir(name=f"{each}/run")) for each in ("one", "two")])
+    assert "<td>one/run" in text and "<td>two/run" in text
+
+
+def test_comparison_with_a_run_without_evaluation_says_so(workdir):
+    text = comparison_page([read_run(workdir(name="a")), read_run(workdir(rows=ROWS[:1], name="b"))])
+    assert "<td>b<td>not evaluated yet" in text
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), [(0, 2, 0.5), (5, 5, 1.0), (1, 9, 22 / 1024)])
+def test_sign_test_counts_the_splits_that_are_as_uneven(one, other, expected):
+    assert sign_test(one, other) == sign_test(other, one) == pytest.approx(expected)
+
+
+def test_sign_test_of_many_images_goes_on_smoothly():
+    assert sign_test(470, 530) == pytest.approx(sign_test(469, 530), rel=0.1)

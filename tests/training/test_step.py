@@ -186,8 +186,8 @@ def test_masked_images_do_not_count():
     evaluate = make_eval_step(program.graphdef, program.objective, config, mesh, places)
     batch = make_batch(mesh)
     mask = np.arange(16) < 11
-    everything = evaluate(judged, batch | {"mask": jnp.asarray(mask)}, 0)
+    everything, _ = evaluate(judged, batch | {"mask": jnp.asarray(mask)}, 0)
     spoiled = batch | {"image": batch["image"].at[11:].set(0), "mask": jnp.asarray(mask)}
     assert int(everything["images"]) == 11
-    for name, value in evaluate(judged, spoiled, 0).items():
+    for name, value in evaluate(judged, spoiled, 0)[0].items():
         np.testing.assert_array_equal(value, everything[name])

@@ -9,9 +9,10 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.inspection import embeddings, figures
+from vit_jax.inspection import embeddings, figures, page_charts
 from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
-from vit_jax.inspection.html_page import Section, picture, remark, write_page
+from vit_jax.inspection.html_page import Section, inline, note, picture, remark, write_page
+from vit_jax.inspection.viewer import View, viewer
 
 
 def draw_all(
@@ -20,6 +21,7 @@ def draw_all(
     images: np.ndarray,
     out: Path,
     title: str,
+    source: str,
     layers: bool = False,
     heads: bool = False,
     batch_size: int = 8,
@@ -28,6 +30,7 @@ def draw_all(
 
     Args:
       images: uint8 `[images, height, width, channels]`.
+      source: stands below the title, such as where the model came from.
       layers, heads: draw also rollout after each layer, and each head of the last.
     """
     seen = look(model, images, batch_size)
@@ -83,16 +86,52 @@ def draw_all(
     draw("rollout", "Attention rollout: how much of each patch the output sees", rolled_out)
     if layers and "rollout" in seen:
         draw_each("layers", "Rollout after each layer", "layer", seen["rollout"])
-    if heads and "heads" in seen:
-        draw_each("heads", "The last layer's attention, each head", "head", seen["heads"])
+    if heads and "attention" in seen:
+        draw_each("heads", "The last layer's attention, each head", "head", seen["attention"][:, -1])
     draw("distance", "Mean attention distance of each head", distance)
     draw("positions", "Similarity of position embeddings", positions)
     draw("filters", "Principal components of the patch embedding's filters", filters)
     draw("tokens", "The last layer's tokens: their three principal components as colours", colours)
     np.savez_compressed(out / "arrays.npz", **arrays)
-    pictures = [picture(caption, f"{name}.png") for name, caption in drawn.items()]
-    missing = [remark(f"{caption}: {reason}") for caption, reason in undefined.items()]
-    print(write_page(out / "index.html", title, [Section("", "".join(pictures + missing))]))
+    missing = "".join(remark(f"{caption}: {reason}") for caption, reason in undefined.items())
+    whose = "the class token attends" if model.pooling == "cls" else "the patches attend"
+    about = note(f"Bright is what {whose} to; a click chooses the head." if "rollout" in arrays else "")
+    sections = [
+        Section("", note(source) + about + viewer(images, names, _views(arrays, seen)), ""),
+        Section("The model", _pictures(out, drawn, arrays) + missing, "pictures"),
+    ]
+    print(write_page(out / "index.html", title, sections))
+
+
+def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
+    """The figures that the viewer does not show."""
+
+    def distances(axes):
+        figures.draw_distances(axes, arrays["distance"])
+
+    shown = []
+    for name, caption in drawn.items():
+        if name == "distance":
+            svg = page_charts.draw("", distances, caption, 5.4)
+            shown.append(f"<figure>{svg}<figcaption>{caption}</figcaption></figure>")
+        elif name not in ("rollout", "tokens"):
+            shown.append(picture(caption, inline((out / f"{name}.png").read_bytes())))
+    return "".join(shown)
+
+
+def _views(arrays: dict[str, np.ndarray], seen: dict[str, np.ndarray]) -> dict[str, list[View]]:
+    """The views over the images: rollout, the colours of tokens, the attention of each head."""
+    first = [View("image")]
+    if "rollout" in arrays:
+        first.insert(0, View("rollout", arrays["rollout"]))
+    if "token_colours" in arrays:
+        first.append(View("tokens as colours", arrays["token_colours"]))
+    views = {"all layers": first}
+    if "rollout" in arrays:
+        for layer in reversed(range(seen["attention"].shape[1])):
+            heads = np.moveaxis(seen["attention"][:, layer], 1, 0)
+            views[f"layer {layer + 1}, head"] = [View(str(head), maps) for head, maps in enumerate(heads, 1)]
+    return views
 
 
 def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
@@ -100,8 +139,8 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
 
     Returns:
       `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`
-      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and what each of the last layer's
-      `heads` sees, `[images, heads, rows, columns]`.
+      `[layers, heads]`, `rollout` `[images, layers, rows, columns]`, and what each head sees, `attention`
+      `[images, layers, heads, rows, columns]`.
     """
     graphdef, params = nnx.split(model)
     capture = ("attention", "tokens") if model.attends_fully else ("tokens",)
@@ -110,7 +149,7 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
     def captured(params, batch):
         return nnx.merge(graphdef, params)(batch, capture=capture)[1]
 
-    distance, parts = 0, {"tokens": [], "rollout": [], "heads": []}
+    distance, parts = 0, {"tokens": [], "rollout": [], "attention": []}
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
         captures = jax.device_get(captured(params, batch))
@@ -118,8 +157,15 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
         if attention := captures.get("attention"):
             distance += attention_distance(model, attention) * len(batch) / len(images)
             parts["rollout"].append(np.stack([of_patches(model, x) for x in rollout(attention)], axis=1))
-            heads = np.moveaxis(attention[-1], 1, 0)
-            parts["heads"].append(np.stack([of_patches(model, head) for head in heads], axis=1))
+            parts["attention"].append(
+                np.stack(
+                    [
+                        np.stack([of_patches(model, head) for head in np.moveaxis(layer, 1, 0)], axis=1)
+                        for layer in attention
+                    ],
+                    axis=1,
+                )
+            )
         if sys.stderr.isatty():
             done = start + len(batch)
             end = "\n" if done == len(images) else ""

@@ -9,19 +9,24 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 TILE, TITLE = 1.5, 0.2  # Inches.
+HEAT = 0.55  # Of a heat map's colours over an image.
 
 
 def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The image as bright as it is looked at: uint8 `[height, width, 3]`.
+    """The image in grey, and over it in colours how much it is looked at: uint8 `[height, width, 3]`.
+
+    Dark images are seen as well as light ones.
 
     Args:
       image: uint8 `[height, width, 3]`.
-      weights: `[rows, columns]` of patches; the largest is shown as it is.
+      weights: `[rows, columns]` of patches; the largest has the brightest colour, 0 the darkest.
     """
     height, width = image.shape[:2]
     large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
-    share = np.clip(large / max(float(large.max()), 1e-12), 0, 1)[..., None]
-    return (image * share).round().astype(np.uint8)
+    share = np.clip(large / max(float(large.max()), 1e-12), 0, 1)
+    heat = cv2.applyColorMap((255 * share).round().astype(np.uint8), cv2.COLORMAP_INFERNO)[..., ::-1]
+    grey = image.mean(axis=-1, keepdims=True)
+    return ((1 - HEAT) * grey + HEAT * heat).round().astype(np.uint8)
 
 
 def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequence[str]) -> Figure:

@@ -3,30 +3,56 @@
 import base64
 import html
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --wrong: #c62828; --muted: #666; }
-@media (prefers-color-scheme: dark) { :root { --wrong: #ff8a80; --muted: #aaa; } }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; }
+:root { color-scheme: light dark; --line: #8884; --wrong: #c62828; --right: #2e7d32; --muted: #666; }
+@media (prefers-color-scheme: dark) { :root { --wrong: #ff8a80; --right: #81c784; --muted: #aaa; } }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .5rem; overflow-wrap: anywhere; line-height: 1.25; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .6rem; overflow-wrap: anywhere; }
 table { border-collapse: collapse; }
-td { padding: .2rem 1.5rem .2rem 0; border-bottom: 1px solid var(--line); }
-td:last-child { font-variant-numeric: tabular-nums; text-align: right; padding-right: 0; }
-.curves { display: grid; gap: .8rem; }
+td, th { padding: .2rem 1.5rem .2rem 0; border-bottom: 1px solid var(--line); text-align: left; }
+td, th { vertical-align: top; overflow-wrap: anywhere; }
+td:last-child { font-variant-numeric: tabular-nums; padding-right: 0; }
+th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: normal; }
+.compared td:first-child { white-space: nowrap; } .figures td:last-child { text-align: right; }
+.facts td:first-child { white-space: nowrap; }
+.muted, .samples span { color: var(--muted); } .scroll { overflow-x: auto; }
+.curves, .pictures { display: grid; gap: .8rem; }
 .curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
-.curves figure { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: 0; }
-.curves figure { padding: .4rem; }
-.curves svg, .curves img { width: 100%; height: auto; display: block; }
-.curves figcaption { color: #222; font-size: .85rem; }
-.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.2rem, 1fr)); gap: .7rem; }
+.pictures { grid-template-columns: repeat(auto-fill, minmax(min(100%, 30rem), 1fr)); align-items: start; }
+.curves figure, .pictures figure { border: 1px solid var(--line); border-radius: 6px; margin: 0; }
+.curves figure, .pictures figure { padding: .4rem; min-width: 0; }
+.curves svg, .curves img, .pictures svg, .pictures img { width: 100%; height: auto; display: block; }
+.curves img { background: #fff; } .curves figcaption, .pictures figcaption { font-size: .85rem; }
+.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.2rem, 1fr)); gap: .7rem; }
 .samples figure { margin: 0; font-size: .8rem; line-height: 1.35; overflow-wrap: anywhere; }
 .samples img { width: 100%; border-radius: 4px; display: block; }
 .samples .small { image-rendering: pixelated; } figcaption { margin-top: .35rem; }
 .samples .wrong img { outline: 3px solid var(--wrong); } .samples .wrong b { color: var(--wrong); }
-.samples span { color: var(--muted); } pre { overflow-x: auto; font-size: .85rem; }
+.beside { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; align-items: flex-start; }
+.beside > * { min-width: 0; max-width: 100%; } .beside > .scroll { flex: 0 1 auto; }
+.matrix { width: 100%; height: auto; display: block; font-size: 11px; } .matrix text { fill: currentColor; }
+.matrix .hit { fill: var(--right); } .matrix .miss { fill: var(--wrong); }
+.bars { columns: 21rem; column-gap: 2.5rem; } .bar { display: grid; gap: .6rem; break-inside: avoid; }
+.bar { grid-template-columns: minmax(3rem, 1.2fr) 2fr 3.6rem 6.5rem; align-items: center; font-size: .9rem; }
+.bar span { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; } meter { width: 100%; }
+pre { overflow-x: auto; font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+.viewer fieldset { border: 0; padding: 0; margin: 0 0 .8rem; display: grid; gap: .35rem; min-width: 0; }
+.viewer fieldset div { display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }
+.viewer label { border: 1px solid var(--line); border-radius: 5px; padding: 0 .5rem; cursor: pointer; }
+.viewer label:has(:checked) { background: #4c8dd6; color: #fff; }
+.viewer label:has(:focus-visible) { outline: 2px solid; }
+.viewer input { position: absolute; opacity: 0; pointer-events: none; }
+.viewer .each { display: grid; gap: .7rem; }
+.viewer .each { grid-template-columns: repeat(auto-fill, minmax(min(100%, 10rem), 1fr)); }
+.viewer figure { margin: 0; font-size: .8rem; overflow-wrap: anywhere; min-width: 0; }
+.viewer .stack { position: relative; } .viewer .stack img { width: 100%; display: block; border-radius: 4px; }
+.viewer .stack .over { position: absolute; inset: 0; height: 100%; display: none; }
+details { margin: 1rem 0; } summary { cursor: pointer; } details > :not(summary) { margin-top: .6rem; }
 """
 
 
@@ -35,11 +61,15 @@ class Section(NamedTuple):
 
     heading: str  # As text; empty: none.
     content: str  # HTML.
-    kind: str = "curves"  # Large figures side by side, or `samples`: small ones.
+    kind: str = "curves"  # Figures side by side, larger ones as `pictures`, or `samples`: small ones.
 
 
-def write_page(path: Path, title: str, sections: Iterable[Section]) -> Path:
-    """Writes the page in one stroke, so that nobody reads half of it; returns `path`."""
+def page(title: str, sections: Iterable[Section], refresh: int | None = None) -> str:
+    """A page as HTML.
+
+    Args:
+      refresh: seconds after which it loads itself anew; None: it stays.
+    """
     title = html.escape(title)
     body = "\n".join(
         (f"<h2>{html.escape(heading)}</h2>\n" if heading else "")
@@ -47,17 +77,43 @@ def write_page(path: Path, title: str, sections: Iterable[Section]) -> Path:
         for heading, content, kind in sections
         if content
     )
-    text = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{again}
 <link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1>
 {body}
 </body></html>
 """
+
+
+def write_page(path: Path, title: str, sections: Iterable[Section], refresh: int | None = None) -> Path:
+    """Writes a page, see `page`; returns `path`."""
+    return write_text(path, page(title, sections, refresh))
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Writes a file in one stroke, so that nobody reads half of it; returns `path`."""
     # Several processes may write the page of one folder.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.write_text(text, encoding="utf-8")
     return temporary.replace(path)
+
+
+def table(rows: Mapping[str, str], kind: str = "") -> str:
+    """A table of names and what belongs to each."""
+    lines = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in rows.items())
+    return f'<table class="{kind}">{lines}</table>' if kind else f"<table>{lines}</table>"
+
+
+def note(text: str) -> str:
+    """A paragraph of words."""
+    return f'<p class="muted">{html.escape(text)}</p>'
+
+
+def folded(summary: str, content: str) -> str:
+    """HTML that is shown when its summary is clicked."""
+    return f"<details><summary>{html.escape(summary)}</summary>{content}</details>"
 
 
 def picture(caption: str, source: str) -> str:
@@ -71,6 +127,6 @@ def remark(text: str) -> str:
     return f"<figure><figcaption>{html.escape(text)}</figcaption></figure>\n"
 
 
-def inline(png: bytes) -> str:
+def inline(encoded: bytes, kind: str = "png") -> str:
     """The address of an image that the page itself contains."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"

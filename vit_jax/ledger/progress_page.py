@@ -10,7 +10,7 @@ from vit_jax.inspection.html_page import Section, picture, write_page
 if TYPE_CHECKING:
     from vit_jax.ledger.study import Study, Trial
 
-REFRESH = '<meta http-equiv="refresh" content="20">'
+REFRESH_SECONDS = 20
 
 
 def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[str]) -> None:
@@ -33,10 +33,11 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
         path,
         title,
         [
-            Section("", f"{REFRESH}<p>{counts}.</p>", ""),
+            Section("", f"<p>{counts}.</p>", ""),
             Section("Results so far", "".join(picture(name, f"{name}?{version}") for name in pictures)),
             Section("Runs", f"<table>{rows}</table>", ""),
         ],
+        REFRESH_SECONDS,
     )
 
 

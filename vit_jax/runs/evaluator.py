@@ -12,9 +12,9 @@ from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
-from vit_jax.runs.report import Sample
+from vit_jax.runs.predictions import Predictions, to_show
 from vit_jax.training.program import Program
-from vit_jax.training.step import Judged, make_eval_step, make_forward, make_pictures
+from vit_jax.training.step import Judged, make_eval_step, make_pictures
 
 
 class Evaluator:
@@ -29,6 +29,8 @@ class Evaluator:
     Attributes:
       metrics: formats of the objective's, by name.
       draws: the objective has pictures.
+      answers: what the model said of each readable image in the last evaluation, by the names of
+        `Predictions`; None: it was of no labels.
     """
 
     def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say, views=()):
@@ -44,7 +46,7 @@ class Evaluator:
         places = program.judged_places()
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)
-        self._forward = make_forward(program.graphdef, program.mesh, places.params)
+        self.answers: dict[str, np.ndarray] | None = None
         self._skipped = {
             name: SkipLog(source, config.data.max_unreadable, say) for name, source in splits.items()
         }
@@ -55,7 +57,7 @@ class Evaluator:
         Args:
           go_on: asked before each batch; None is returned when it says no.
         """
-        total, source = None, self._splits[split]
+        total, said, source = None, [], self._splits[split]
         # As large as the training batch, but no larger than the split needs.
         batch_size = min(self._most, whole_batch(self._mesh, len(source)))
         arguments = self._arguments | self._views
@@ -65,29 +67,21 @@ class Evaluator:
                 if not go_on():
                     return None
                 placed = to_devices(self._skipped[split].check(batch), self._mesh)
-                sums = self._step(judged, placed, np.int32(number * batch_size))
+                sums, answers = self._step(judged, placed, np.int32(number * batch_size))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
+                said.append(answers)
+        self.answers = _joined(jax.device_get(said))
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
         return {name: value / max(images, 1.0) for name, value in total.items()} | {"images": images}
 
-    def samples(self, params: dict, most: int = 48) -> list[Sample]:
-        """Test images spread evenly over the split, with what the model says of them."""
-        batch = self._spread("test", most)
-        names = self._splits["test"].class_names
-        probabilities = np.asarray(jax.nn.softmax(self._forward(params, self._placed(batch))))
-        return [
-            Sample(
-                image,
-                tuple(names[label] for label in labels if label >= 0),
-                names[row.argmax()] if row.argmax() < len(names) else str(row.argmax()),
-                float(row.max()),
-            )
-            for image, labels, row, keep in zip(
-                batch["image"], batch["labels"], probabilities, batch["mask"], strict=True
-            )
-            if keep
-        ]
+    def predictions(self, split: str, step: int) -> Predictions | None:
+        """The last evaluation's answers, which was of `split`, with the images that a report shows."""
+        if self.answers is None or not len(self.answers["numbers"]):
+            return None
+        kept = Predictions(split, step, **self.answers)
+        batch = self._read(split, to_show(kept), 1)
+        return kept._replace(shown=batch["numbers"], images=batch["image"])
 
     def images(self, most: int = 6) -> np.ndarray:
         """Test images spread evenly over the split, uint8 `[images, height, width, 3]`."""
@@ -103,17 +97,29 @@ class Evaluator:
 
     def _spread(self, split: str, most: int) -> dict[str, np.ndarray]:
         """A whole batch of so many images spread evenly over the split, with their `numbers` in it."""
-        source = self._splits[split]
-        chosen = np.unique(np.linspace(0, len(source) - 1, most).astype(int))
-        batch_size = whole_batch(self._mesh, len(chosen))
+        chosen = np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
+        return self._read(split, chosen, whole_batch(self._mesh, 1))
+
+    def _read(self, split: str, chosen: np.ndarray, of: int) -> dict[str, np.ndarray]:
+        """These images of a split in one batch, whose size is a multiple of `of`, with their `numbers`."""
+        batch_size = -(-len(chosen) // of) * of
         arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
-        (batch,) = evaluation_batches(Subset(source, chosen), **arguments)
+        (batch,) = evaluation_batches(Subset(self._splits[split], chosen), **arguments)
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Images and numbers of a batch that every process has whole, on the devices."""
         rows = local_rows(self._mesh, len(batch["image"]))
         return to_devices({name: batch[name][rows] for name in ("image", "numbers")}, self._mesh)
+
+
+def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
+    """The answers of all batches, of the readable images, with their numbers in the split."""
+    if not said or not said[0]:
+        return None
+    answers = {name: np.concatenate([batch[name] for batch in said]) for name in said[0]}
+    readable = answers.pop("mask")
+    return {"numbers": np.flatnonzero(readable)} | {name: x[readable] for name, x in answers.items()}
 
 
 def test_crop(config: ConfigDict) -> TestCrop:

@@ -71,8 +71,10 @@ def train(
             keep_freed_memory()
         config, kept = settled_config(workdir, config)
         parts = assemble(config, peers, watchdog.begins, caller)
-        lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held)
-        run = Run(parts, workdir, peers, started, watchdog, console, lock, held, caller and caller.on_log)
+        flops = parts.program.flops()
+        lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held, flops)
+        on_log = caller and caller.on_log
+        run = Run(parts, workdir, peers, started, watchdog, console, lock, held, flops, on_log)
         figures = run.turns()
         if figures is None:
             return {}
@@ -88,12 +90,14 @@ def _take_workdir(
     peers: Peers,
     watchdog: Watchdog,
     held: contextlib.ExitStack,
+    flops: float,
 ) -> tuple[Lock | None, Console]:
     """The lock of the workdir, which one process holds for all, and the console, which has described the run.
 
     Args:
       config: as it is written into the workdir.
       kept: what the run keeps of an earlier format's meaning.
+      flops: of training, for each image.
     """
     program, origin, splits = parts.program, parts.origin, parts.splits
     leader = jax.process_index() == 0
@@ -102,7 +106,16 @@ def _take_workdir(
     memory.check(print if leader else lambda line: None)
     images = {name: len(source) for name, source in splits.named.items()}
     names = splits.train.class_names if objective_of(config).labels else ()
-    manifest = make_manifest(parts.steps, names, images, origin.model, origin.arguments, origin.interpolation)
+    manifest = make_manifest(
+        parts.steps,
+        names,
+        images,
+        origin.model,
+        origin.arguments,
+        origin.interpolation,
+        metrics=program.abstract_objective().metrics,
+        flops=flops,
+    )
     watchdog.begins("reading the frozen model")
     manifest |= _identified(config, parts, peers)
     watchdog.begins(f"taking the workdir {workdir}")
@@ -150,6 +163,7 @@ class Run:
       started: `time.time()` when the command began.
       lock: of the workdir, on the process that writes; None on the others.
       held: closes what is opened here, when the run ends.
+      flops: of training, for each image.
       on_log: is told of each row of figures.
     """
 
@@ -163,6 +177,7 @@ class Run:
         console: Console,
         lock: Lock | None,
         held: contextlib.ExitStack,
+        flops: float,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
         self.parts, self.config, self.program, self.steps = parts, parts.config, parts.program, parts.steps
@@ -185,6 +200,7 @@ class Run:
             self.program,
             steps=self.steps,
             images=len(parts.splits.train),
+            flops=flops,
             checkpoints=self.checkpoints,
             console=console,
             writer=writer,
@@ -232,7 +248,7 @@ class Run:
         """Writes the report, and says how the run went."""
         self.ledger.enter("save")
         self.watchdog.begins("writing the report")
-        write = self.evaluation.last_report(figures, self.state)
+        write = self.evaluation.last_report(self.state)
         if self.lock:
             self.lock.check()
             report = write()

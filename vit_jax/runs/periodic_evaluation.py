@@ -10,10 +10,10 @@ from vit_jax.options import Option, unless, whole
 from vit_jax.runs.assemble import Parts, pictures
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
-from vit_jax.runs.report import write_report
-from vit_jax.runs.report_pictures import attention_figures, kept_pictures, reconstruction_picture
-from vit_jax.runs.workdir import RECONSTRUCTIONS
-from vit_jax.training.objectives import objective_of
+from vit_jax.runs.predictions import keep
+from vit_jax.runs.report_pictures import attention_figures, reconstruction_picture
+from vit_jax.runs.run_page import write_report
+from vit_jax.runs.workdir import RECONSTRUCTIONS, SEEN_FOLDER
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Judged
 from vit_jax.training.step import State
@@ -52,7 +52,6 @@ class PeriodicEvaluation:
         config, program = parts.config, parts.program
         self._parts, self._workdir, self._console, self._writer = parts, workdir, console, writer
         self._chosen_by = parts.splits.chosen_by
-        self._supervised = objective_of(config).labels
         self._evaluate = Evaluator(program, parts.splits.named, config, warn, pictures(config))
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
         self._suites = parts.suites
@@ -78,8 +77,10 @@ class PeriodicEvaluation:
             self._console.say(f"step {step} | {line}")
         if self._writer:
             self._writer.write(step, by_name(figures, "/") | row)
+            if predictions := self._evaluate.predictions(split, step):
+                keep(self._workdir, predictions)
         if self._evaluate.draws:
-            self._draw(step, judged, figures)
+            self._draw(step, judged)
         return figures
 
     @property
@@ -87,13 +88,21 @@ class PeriodicEvaluation:
         """The formats of the objective's metrics, by name."""
         return self._evaluate.metrics
 
-    def last_report(self, figures: Figures, state: State) -> Callable[[], Path]:
-        """Computes the last report, on all processes; the leader calls the result, which writes it."""
-        params = self._parts.program.judged(state).params
-        samples = self._evaluate.samples(params) if self._supervised else ()
-        program = self._parts.program
+    def last_report(self, state: State) -> Callable[[], Path]:
+        """Computes what the last report shows, on all processes; the leader calls the result, which writes
+        it."""
+        params, program = self._parts.program.judged(state).params, self._parts.program
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
-        return lambda: self._report(self._parts.steps, figures, samples, seen)
+
+        def write() -> Path:
+            folder = self._workdir / SEEN_FOLDER
+            if seen:
+                folder.mkdir(exist_ok=True)
+            for name, content in seen.items():
+                (folder / name).write_bytes(content)
+            return write_report(self._workdir)
+
+        return write
 
     def saved(self, figures: Figures) -> dict[str, float]:
         """An evaluation as a checkpoint keeps it: by their bare names the figures that choose."""
@@ -108,7 +117,7 @@ class PeriodicEvaluation:
             figures.setdefault(split or self._chosen_by, {})[figure] = value
         return figures or None
 
-    def _draw(self, step: int, judged: Judged, figures: Figures) -> None:
+    def _draw(self, step: int, judged: Judged) -> None:
         """Keeps the objective's picture of this step, and reports it until the run's end does."""
         images = self._evaluate.pictures(self._chosen_by, judged)
         if jax.process_index() != 0:
@@ -117,16 +126,7 @@ class PeriodicEvaluation:
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(reconstruction_picture(images))
         if step < self._parts.steps:
-            self._report(step, figures)
-
-    def _report(self, step: int, figures: Figures, samples=(), seen=()) -> Path:
-        named = by_name(figures, " ").items()
-        table = {name.replace("_", " "): f"{value:,.4g}" for name, value in named}
-        drawn = kept_pictures(self._workdir / RECONSTRUCTIONS)
-        heading = f"{self._chosen_by.capitalize()} images: original, visible, predicted"
-        pictures = {heading: drawn, "What it sees": dict(seen)}
-        table |= {"steps": f"{step:,}"}
-        return write_report(self._workdir, self._parts.origin.name, table, samples, pictures)
+            write_report(self._workdir)
 
 
 def by_name(figures: Figures, between: str) -> dict[str, float]:

@@ -23,6 +23,7 @@ class TrainLog:
 
     Args:
       images: in the training split.
+      flops: of training, for each image.
       ledger: what of the time was training.
       skipped: updates that were left out before.
     """
@@ -34,6 +35,7 @@ class TrainLog:
         *,
         steps: int,
         images: int,
+        flops: float,
         checkpoints: Checkpoints,
         console: Console,
         writer: MetricWriter | None,
@@ -46,7 +48,7 @@ class TrainLog:
         self._checkpoints, self._console, self._writer = checkpoints, console, writer
         # Images a second at which the devices would do nothing but these operations; None: not known.
         peak = peak_flops(jax.devices()[0].device_kind)
-        self._peak_speed = peak * jax.device_count() / program.flops() if peak else None
+        self._peak_speed = peak * jax.device_count() / flops if peak else None
         self._ledger, self._max_skipped = ledger, config.max_skipped_steps
         self._pending = None
         self._skipped = skipped

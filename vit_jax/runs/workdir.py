@@ -4,6 +4,8 @@ config.json     the config, as given
 manifest.json   what followed from config and data: model, classes, steps, versions, commit, devices
 checkpoints/    by step
 metrics.jsonl, log.txt, events.out.tfevents.*, report.html
+predictions.npz what the model said of each image of the last evaluation, and some of the images
+seen/           what it sees of test images, at the end
 .lock-N         which process writes into it, if one does
 reconstructions/  of a self-supervised run: pictures by step
 """
@@ -16,7 +18,9 @@ import operator
 import os
 import platform
 import secrets
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -57,6 +61,7 @@ from vit_jax.training.schedule import sees_length
 
 CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
+REPORT, SEEN_FOLDER = "report.html", "seen"
 LENGTH = {"steps", "epochs"}
 SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
 
@@ -222,12 +227,16 @@ def make_manifest(
     model: type,
     arguments: dict,
     interpolation: str,
+    metrics: dict[str, str],
+    flops: float,
 ) -> dict:
     """The manifest: all that a reader of the run needs besides its config.
 
     Args:
       arguments: of the model, all of them.
       interpolation: of images, which the checkpoint that the run starts from may have said.
+      metrics: formats of the objective's.
+      flops: of training, for each image.
     """
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {
@@ -241,6 +250,10 @@ def make_manifest(
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
         "cores": os.cpu_count(),
+        "metrics": metrics,
+        "flops": flops,
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "commit": commit_of_package(),
         "versions": {"python": platform.python_version()}
         | {package: importlib.metadata.version(package) for package in packages},

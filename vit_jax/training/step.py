@@ -269,16 +269,21 @@ def make_forward(
 
 def make_eval_step(
     graphdef: nnx.GraphDef, objective: nnx.GraphDef, config: ConfigDict, mesh: Mesh, places: Judged
-) -> Callable[[Judged, dict, jax.Array], Metrics]:
-    """Compiles `(judged, batch, first) -> {loss, ..., images}`, summed over the unmasked images.
+) -> Callable[[Judged, dict, jax.Array], tuple[Metrics, dict[str, jax.Array]]]:
+    """Compiles `(judged, batch, first) -> ({loss, ..., images}, answers)`, sums over the unmasked images.
 
     What is drawn at random is the same for an image whenever it is evaluated: `first` is the number of the
-    batch's first image in its split.
+    batch's first image in its split. `answers` has of each image the class that the model thinks most likely,
+    `answer`, its `probability`, and the batch's `labels` and `mask`; with an objective without labels it is
+    empty.
 
     Args:
       places: shardings of what is judged.
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
+    labelled = objective_of(config).labels
+    # Of each class by itself, where the loss is.
+    probabilities = jax.nn.softmax if config.loss.name == "softmax" else jax.nn.sigmoid
 
     def eval_step(judged, batch, first):
         numbers = first + jnp.arange(len(batch["image"]))
@@ -288,7 +293,17 @@ def make_eval_step(
         keep = batch["mask"]
         values = {"loss": loss.each, **loss.metrics}
         sums = {name: jnp.where(keep, x, 0).sum() for name, x in values.items()}
-        return sums | {"images": keep.sum()}
+        return sums | {"images": keep.sum()}, answers(judged, batch, loss.logits) if labelled else {}
+
+    def answers(judged, batch, logits):
+        if logits is None:
+            with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
+                logits = nnx.merge(graphdef, judged.params)(batch["image"])
+        said = {
+            "answer": logits.argmax(-1),
+            "probability": probabilities(logits.astype(jnp.float32)).max(-1),
+        }
+        return said | {name: batch[name] for name in ("labels", "mask")}
 
     everywhere = replicated(mesh)
     return jax.jit(

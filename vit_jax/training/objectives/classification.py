@@ -81,7 +81,7 @@ class Classification(Objective):
         """Cross-entropy and precision at 1 of each image."""
         logits = model(batch["image"], now.rngs)
         losses = self.label_losses(logits, batch, now)
-        return Loss(losses, {"accuracy": correct(logits, batch["labels"])})
+        return Loss(losses, {"accuracy": correct(logits, batch["labels"])}, logits=logits)
 
     def label_losses(self, logits: jax.Array, batch: Batch, now: Now) -> jax.Array:
         """The loss of each image under its labels, `[batch]`; in evaluation they are not smoothed."""

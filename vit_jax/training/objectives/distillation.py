@@ -115,6 +115,7 @@ class Distillation(Classification):
                 "teacher_accuracy": correct(said, batch["labels"]),
                 "agreement": logits.argmax(-1) == said.argmax(-1),
             },
+            logits=logits,
         )
 
     def teacher_losses(self, logits: jax.Array, said: jax.Array) -> jax.Array:

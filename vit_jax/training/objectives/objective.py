@@ -41,11 +41,14 @@ class Loss(NamedTuple):
       each: loss of each image, `[batch]`.
       metrics: of each image, `[batch]`, by the names of `Objective.metrics`.
       seen: what `Objective.remember` needs of each image, arrays `[batch, ...]`.
+      logits: the answers that are right or wrong, `[batch, classes]`, which evaluation keeps for the report;
+        None: with `Objective.labels` it asks the model for them once more.
     """
 
     each: jax.Array
     metrics: dict[str, jax.Array] = {}
     seen: dict[str, jax.Array] = {}
+    logits: jax.Array | None = None
 
 
 def in_format(value: float, format: str, digits: int = 2) -> str:

@@ -1,0 +1,144 @@
+"""The report command: pages as files, as a browser on this machine is served them, and as it shows them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.system.conftest import ROOT
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def of(run):
+    """Starts the command with these arguments."""
+
+    def start(*arguments, **values):
+        command = [sys.executable, "-m", "vit_jax.report", *map(str, arguments)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=run.environment, cwd=ROOT, **streams | values)
+
+    return start
+
+
+def said(process):
+    out, err = process.communicate(timeout=200)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def begun(finished, tmp_path_factory):
+    """A run that was not evaluated yet."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    folder.mkdir()
+    for name in ("config.json", "manifest.json", "metrics.jsonl"):
+        shutil.copy(finished / name, folder / name)
+    rows = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text(rows[0])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(of, finished, begun, tmp_path_factory):
+    """The pages of a run and of a comparison."""
+    out = tmp_path_factory.mktemp("pages")
+    one = of(finished, f"--out={out / 'one.html'}")
+    several = of(finished, begun, f"--out={out / 'several.html'}")
+    assert said(one)[0] == 0
+    code, _, err = said(several)
+    assert code == 0, err
+    return out
+
+
+def test_report_of_a_workdir_is_that_of_its_run(pages, finished):
+    def without_times(path):
+        return re.sub(r"<td>time<td>.*?</tr>", "", path.read_text())
+
+    assert without_times(pages / "one.html") == without_times(finished / "report.html")
+    assert "Worst mistakes" in without_times(pages / "one.html")
+
+
+def test_run_without_evaluation_is_one_line(of, begun):
+    code, out, err = said(of(begun))
+    assert code == 0, err
+    note, written = out.splitlines()
+    assert note.startswith(f"note: {begun} has no evaluation yet") and written == str(begun / "report.html")
+    assert "not yet: the first comes at step" in (begun / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), "give a workdir"),
+        (("{nothing}",), "no run in"),
+        (("{run}", "{nothing}"), "give --out=FILE for the comparison, or --serve"),
+        (("{run}", "--out={nothing}/a/b.html"), "cannot write"),
+        (("{run}", "--serve", "--out=x.html"), "not both"),
+    ],
+)
+def test_mistake_is_one_line(of, finished, tmp_path, arguments, line):
+    places = dict(run=finished, nothing=tmp_path / "nothing")
+    code, _, err = said(of(*(argument.format(**places) for argument in arguments)))
+    assert code == 2 and err.startswith("error: ") and line in err and err.count("\n") == 1
+
+
+def test_served_page_follows_the_run(of, finished, begun):
+    with of(begun, "--serve", "--port=0") as server:
+        try:
+            assert "no evaluation yet" in server.stdout.readline()
+            address = re.match(r"http://localhost:(\d+)", server.stdout.readline())[0]
+            assert 'http-equiv="refresh"' in urllib.request.urlopen(address, timeout=60).read().decode()
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"{address}/config.json", timeout=60)
+            port = int(address.rpartition(":")[2])
+            # What is written meanwhile is seen at the next look.
+            shutil.copy(finished / "metrics.jsonl", begun / "metrics.jsonl")
+            text = urllib.request.urlopen(address, timeout=60).read().decode()
+            assert "<td>test accuracy<td>" in text and 'http-equiv="refresh"' not in text
+            code, _, err = said(of(finished, "--serve", f"--port={port}"))
+            assert code == 2 and f"error: port {port} cannot be had" in err and err.count("\n") == 1
+        finally:
+            server.kill()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("page", ["one", "several"])
+def test_page_fits_a_phone_and_a_desk(pages, tmp_path, page):
+    """Nothing is wider than the window, and no picture or figure is empty."""
+    text = (pages / f"{page}.html").read_text()
+    frames = "".join(f'<iframe width="{width}" height="900" srcdoc></iframe>' for width in (400, 1300))
+    probe = """<script>
+        const frames = [...document.querySelectorAll('iframe')];
+        const text = document.querySelector('template').innerHTML;
+        let left = frames.length;
+        frames.forEach(f => { f.onload = () => { if (--left == 0) document.title = frames.map(f => {
+            const d = f.contentDocument, all = [...d.querySelectorAll('figure img, figure svg, svg.matrix')];
+            d.querySelectorAll('details').forEach(e => e.open = true);
+            const wide = d.documentElement.scrollWidth > f.clientWidth;
+            const empty = all.some(e => e.getBoundingClientRect().width < 40);
+            return `wide ${wide} empty ${empty} figures ${all.length > 3}`;
+        }).join('; '); }; f.srcdoc = text; });
+    </script>"""
+    (tmp_path / "frames.html").write_text(f"<template>{text}</template>{frames}{probe}")
+    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync"
+    process = subprocess.run(
+        [
+            *(CHROMIUM, *flags.split(), "--disable-background-networking", "--disable-component-update"),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1800,1000",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            f"file://{tmp_path / 'frames.html'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"HOME": str(tmp_path)},
+    )
+    assert "<title>" + "; ".join(2 * ["wide false empty false figures true"]) in process.stdout

@@ -1,0 +1,98 @@
+"""Charts as SVG for a page, in the page's own colours, light or dark."""
+
+import html
+import io
+from collections.abc import Callable, Mapping, Sequence
+
+INK = "#010203"  # Stands for the colour of the page's text.
+COLOURS = ("#4c8dd6", "#f08c2e", "#3fa66b", "#d65f5f", "#9a7fd1", "#a9805b", "#d982c0", "#8c9196")
+
+
+def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: float = 2.6) -> str:
+    """An SVG of what `paint(axes)` draws.
+
+    Args:
+      title: stands above it; empty: nothing does.
+      about: what it shows, for those who do not see it.
+    """
+    from matplotlib import cycler, rc_context
+    from matplotlib.figure import Figure
+
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
+    settings = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
+    settings |= {"svg.fonttype": "none", "svg.hashsalt": about, "font.size": 9, "font.family": "sans-serif"}
+    with rc_context(settings):
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
+        axes = figure.add_subplot(facecolor="none")
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        paint(axes)
+        if title:
+            axes.set_title(title, loc="left", fontweight="bold")
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False)
+        drawing = io.StringIO()
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(drawing, format="svg", metadata=no_metadata)
+    svg = drawing.getvalue()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(about, quote=True)}" ', 1)
+
+
+def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted: Sequence[str] = ()) -> str:
+    """An SVG of lines over the steps, named where their names are not empty.
+
+    Args:
+      lines: points of each, by name; one without points has no place in the legend.
+      dotted: lines of few points, which are marked.
+    """
+
+    def paint(axes):
+        for name, line in lines.items():
+            if line:
+                style = "o-" if name in dotted else "-"
+                style = "o" if len(line) == 1 else style  # A line through one point is not seen.
+                axes.plot(*zip(*line, strict=True), style, label=name or "_", markersize=4, linewidth=1.5)
+        axes.set_xlabel("step")
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]) if _below_zero(lines) else 0)
+
+    return draw(title, paint, f"{title} over the steps")
+
+
+def _below_zero(lines: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
+    return any(value < 0 for line in lines.values() for _, value in line)
+
+
+def reliability(bins: Sequence[tuple[float, float, float]]) -> str:
+    """An SVG of how often answers of a probability are right.
+
+    Args:
+      bins: mean probability, share that is right and number of images of each; those without are left out.
+    """
+    bins = [row for row in bins if row[2]]
+    most = max((row[2] for row in bins), default=1)
+
+    def paint(axes):
+        axes.plot([0, 100], [0, 100], "--", color=INK, alpha=0.5, linewidth=1)
+        if bins:
+            said, right, counts = zip(*bins, strict=True)
+            said, right = ([100 * x for x in values] for values in (said, right))
+            axes.plot(said, right, "-", linewidth=1.5)
+            axes.scatter(said, right, s=[12 + 110 * count / most for count in counts], alpha=0.9)
+        axes.set(xlim=(0, 103), ylim=(0, 105), xlabel="probability, %", ylabel="right, %")
+
+    title, about = "How often an answer of a probability is right", "Share of right answers by probability"
+    return draw(title, paint, about)
+
+
+def certainty(probabilities: Mapping[str, Sequence[float]], bins: int) -> str:
+    """An SVG of how many answers have which probability, the groups upon each other."""
+
+    def paint(axes):
+        values = [[100 * x for x in each] for each in probabilities.values()]
+        colours = (COLOURS[0], COLOURS[3])[: len(values)]
+        axes.hist(values, bins, range=(0, 100), stacked=True, label=list(probabilities), color=colours)
+        axes.set(xlabel="probability, %", ylabel="images")
+
+    return draw("How sure it is", paint, "Images by the probability of their answer")

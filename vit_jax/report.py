@@ -1,0 +1,93 @@
+"""Reports of runs: python -m vit_jax.report WORKDIR ...
+
+One workdir: its report.html, made anew of what is in it, also while it trains. Several: a page that
+compares them, --out=FILE. With --serve a browser on this machine sees the page, which follows the training.
+"""
+
+import errno
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from absl import flags
+
+from vit_jax import command
+from vit_jax.errors import UserError
+
+OUT = flags.DEFINE_string("out", None, "The file to write; without, of one run: report.html in its workdir.")
+SERVE = flags.DEFINE_bool("serve", False, "Show the page at http://localhost:PORT, and write no file.")
+PORT = flags.DEFINE_integer("port", 8000, "The port of --serve.", lower_bound=0, upper_bound=65535)
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments:
+        raise UserError("give a workdir, or several to compare them: python -m vit_jax.report WORKDIR ...")
+    if SERVE.value and OUT.value:
+        raise UserError("give --serve or --out, not both: --serve writes no file")
+    if len(arguments) > 1 and not (SERVE.value or OUT.value):
+        raise UserError("give --out=FILE for the comparison, or --serve")
+    from vit_jax.inspection.html_page import write_text
+    from vit_jax.runs.comparison_page import comparison_page
+    from vit_jax.runs.run_page import read_run, run_page
+    from vit_jax.runs.workdir import REPORT, absolute
+
+    workdirs = list(dict.fromkeys(map(absolute, arguments)))
+
+    def make(live: bool = False) -> str:
+        runs = [read_run(workdir) for workdir in workdirs]
+        return comparison_page(runs, live) if len(runs) > 1 else run_page(runs[0], live)
+
+    for run in map(read_run, workdirs):
+        if not run.figures:
+            print(f"note: {run.workdir} has no evaluation yet: the page shows its curves and its config")
+    if SERVE.value:
+        serve(lambda: make(live=True), PORT.value)
+        return
+    out = absolute(OUT.value) if OUT.value else workdirs[0] / REPORT
+    try:
+        print(write_text(out, make()))
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}; give another --out") from error
+
+
+def serve(make: Callable[[], str], port: int) -> None:
+    """Answers a browser on this machine with the page, made anew each time, until it is interrupted.
+
+    Raises:
+      UserError: the port is taken.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path != "/":
+                self.send_error(404)
+                return
+            try:
+                status, text = 200, make()
+            except UserError as error:
+                status, text = 500, str(error)
+            body = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format, *arguments):
+            """Says nothing of what is asked for."""
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        raise UserError(f"port {port} cannot be had ({error.strerror}): give another --port") from error
+    with server:
+        print(f"http://localhost:{server.server_port} (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+if __name__ == "__main__":
+    command.run(main)

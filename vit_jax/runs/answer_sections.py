@@ -1,0 +1,187 @@
+"""The sections of a report on single answers: mistakes, confusion, classes, calibration, a sample."""
+
+import html
+import io
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.inspection import page_charts
+from vit_jax.inspection.html_page import Section, folded, inline, note, table
+from vit_jax.runs.predictions import (
+    BINS,
+    MOST_MISTAKES,
+    MOST_SAMPLES,
+    Predictions,
+    by_class,
+    calibration,
+    confused,
+)
+
+MOST_PAIRS = 10
+MOST_IN_MATRIX = 100  # Classes.
+MOST_LISTED = 40  # Classes, before the rest is folded.
+CELL = 26  # Of a matrix, in the units of its drawing.
+
+
+def answer_sections(found: Predictions, names: Sequence[str]) -> list[Section]:
+    """All sections of a report that are made of predictions.
+
+    Args:
+      names: of all classes.
+    """
+    figures = Figures(found, names)
+    return [
+        figures.worst(),
+        Section("Confusion", figures.confusion(), ""),
+        Section("Accuracy by class", figures.accuracies(), ""),
+        Section("Calibration", figures.calibration(), ""),
+        figures.sample(),
+    ]
+
+
+class Figures:
+    """Figures of predictions, as HTML."""
+
+    def __init__(self, found: Predictions, names: Sequence[str]):
+        self._found, self._names = found, names
+        rows = {number: row for row, number in enumerate(found.numbers.tolist())}
+        shown = zip(found.shown.tolist(), found.images, strict=True)
+        self._pixels = {rows[number]: image for number, image in shown if number in rows}
+
+    def worst(self) -> Section:
+        """The wrong answers that the model is surest of."""
+        found = self._found
+        images, mistakes = len(found.numbers), found.mistakes.tolist()
+        if not mistakes:
+            return Section("Mistakes", note(f"None in {images:,} {found.split} images."), "")
+        heading = f"Worst mistakes: the surest of {len(mistakes):,} in {images:,} {found.split} images"
+        worst = [row for row in mistakes[:MOST_MISTAKES] if row in self._pixels]
+        return Section(heading, "".join(map(self._card, worst)), "samples")
+
+    def sample(self) -> Section:
+        """Images spread over the split."""
+        images = len(self._found.numbers)
+        spread = np.unique(np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)).tolist()
+        cards = "".join(self._card(row) for row in spread if row in self._pixels)
+        summary = f"{len(spread)} {self._found.split} images spread over the split, right and wrong"
+        return Section("", folded(summary, f'<div class="samples">{cards}</div>'), "")
+
+    def _card(self, row: int) -> str:
+        """One image with its prediction; a wrong one has a sign and a frame."""
+        found, pixels = self._found, self._pixels[row]
+        names = [self._names[int(label)] for label in found.labels[row].tolist() if label >= 0]
+        label = html.escape(", ".join(names) or "without a label", quote=True)
+        prediction = html.escape(self._names[int(found.answer[row])], quote=True)
+        right = bool(found.right[row])
+        # Single pixels are shown as such; a photograph is scaled down smoothly.
+        size = ' class="small"' if _is_small(pixels) else ""
+        return (
+            f'<figure class="{"right" if right else "wrong"}">'
+            f'<img{size} alt="{label}, predicted {prediction}" src="{_encoded(pixels)}">'
+            f"<figcaption><b>{'✓' if right else '✗'} {prediction}</b> {found.probability[row]:.0%}"
+            + ("" if right else f"<br><span>is {label}</span>")
+            + "</figcaption></figure>"
+        )
+
+    def confusion(self) -> str:
+        """The pairs that are taken for one another most often, beside the matrix where it can be read."""
+        if not self._found.one_class_each:
+            return note("Not defined: some images are of several classes.")
+        pairs, counts = confused(self._found)
+        if not len(pairs):
+            return ""
+        images, right = by_class(self._found, len(self._names))
+        most = {
+            f"{self._names[truth]} taken for {self._names[answer]}": (
+                f"{count:,} of {images[truth]:,} ({count / images[truth]:.0%})"
+            )
+            for (truth, answer), count in zip(pairs[:MOST_PAIRS].tolist(), counts.tolist(), strict=False)
+        }
+        if len(images) > MOST_IN_MATRIX:
+            return table(most) + note(f"A matrix is drawn of up to {MOST_IN_MATRIX} classes.")
+        matrix = np.diag(right)
+        matrix[tuple(pairs.T)] = counts
+        return f'<div class="beside">{self._matrix(matrix, images)}{table(most)}</div>'
+
+    def _matrix(self, matrix: np.ndarray, images: np.ndarray) -> str:
+        """An SVG of the confusion matrix: a row for each class, a column for each answer."""
+        short = [name if len(name) <= 14 else name[:13] + "…" for name in self._names]
+        margin = 12 + 7 * max(map(len, short))
+        drawn = []
+        for row, name in enumerate(map(html.escape, short)):
+            y = margin + CELL * row
+            middle = y + CELL / 2
+            drawn.append(f'<text x="{margin - 6}" y="{middle + 4}" text-anchor="end">{name}</text>')
+            turned = f'transform="rotate(-90 {middle + 4} {margin - 6})"'
+            place = f'x="{middle + 4}" {turned}' if margin > 30 else f'x="{middle}" text-anchor="middle"'
+            drawn.append(f'<text {place} y="{margin - 6}">{name}</text>')
+            for column in np.flatnonzero(matrix[row]).tolist():
+                count, x = matrix[row, column], margin + CELL * column
+                about = f"{self._names[row]} taken for {self._names[column]}: {count:,} of {images[row]:,}"
+                drawn.append(
+                    f'<g><title>{html.escape(about)}</title><rect x="{x}" y="{y}" '
+                    f'width="{CELL - 1}" height="{CELL - 1}" class="{"hit" if row == column else "miss"}" '
+                    f'fill-opacity="{0.12 + 0.55 * (count / images[row]) ** 0.5:.2f}"/>'
+                    f'<text x="{x + CELL / 2 - 0.5}" y="{y + 17}" text-anchor="middle">{count}</text></g>'
+                )
+        size = margin + CELL * len(matrix)
+        least = min(size, margin + 15 * len(matrix))  # Smaller ones cannot be read.
+        about = "Rows: what an image is. Columns: what it was taken for."
+        return (
+            f'<div><div class="scroll"><svg class="matrix" role="img" viewBox="0 0 {size} {size}" '
+            f'style="min-width:{least}px;max-width:{max(size, 320)}px" '
+            f'aria-label="Confusion matrix. {about}">{"".join(drawn)}</svg></div>{note(about)}</div>'
+        )
+
+    def accuracies(self) -> str:
+        """The share of each class's images that got a right answer, the worst classes first."""
+        images, right = by_class(self._found, len(self._names))
+        tested = np.flatnonzero(images)
+        shares = right / np.maximum(images, 1)
+        order = tested[np.argsort(shares[tested], kind="stable")].tolist()
+        bars = [
+            f'<div class="bar"><span>{html.escape(self._names[int(label)])}</span>'
+            f'<meter min="0" max="1" value="{shares[label]:.4f}"></meter><span>{shares[label]:.1%}</span>'
+            f"<span>{right[label]:,} of {images[label]:,}</span></div>"
+            for label in order
+        ]
+        text = f'<div class="bars">{"".join(bars[:MOST_LISTED])}</div>'
+        if not self._found.one_class_each:
+            counted = "An image of several classes counts for each; right is an answer that is one of them."
+            text = note(counted) + text
+        if rest := bars[MOST_LISTED:]:
+            text += folded(f"{len(rest):,} more classes", f'<div class="bars">{"".join(rest)}</div>')
+        if untested := len(images) - len(tested):
+            text += note(f"{untested:,} class{'es' * (untested > 1)} without {self._found.split} images.")
+        return text
+
+    def calibration(self) -> str:
+        """Charts of how often an answer of a probability is right, and of how sure the model is."""
+        bins, error = calibration(self._found)
+        sure, right = bins[:, 2] @ bins[:, :2] / bins[:, 2].sum()
+        said, hit = self._found.probability, self._found.right
+        drawn = (
+            page_charts.reliability(bins.tolist()),
+            page_charts.certainty({"right": said[hit].tolist(), "wrong": said[~hit].tolist()}, 2 * BINS),
+        )
+        text = (
+            f"Expected calibration error {error:.1%} in {BINS} bins: on average the model is {sure:.1%} sure "
+            f"and {right:.1%} right, {'surer' if sure > right else 'less sure'} than it should be. "
+            "Larger dots are of more images."
+        )
+        return note(text) + f'<div class="curves">{"".join(f"<figure>{svg}</figure>" for svg in drawn)}</div>'
+
+
+def _is_small(pixels: np.ndarray) -> bool:
+    return max(pixels.shape) <= 64
+
+
+def _encoded(pixels: np.ndarray) -> str:
+    """The address of an image within the page: small ones to the bit, photographs as JPEG."""
+    from PIL import Image
+
+    kind, values = ("png", {}) if _is_small(pixels) else ("jpeg", {"quality": 88})
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, kind, **values)
+    return inline(encoded.getvalue(), kind)

@@ -1,0 +1,196 @@
+"""A page that compares runs, made of nothing but what is in their workdirs."""
+
+import html
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.config import leaves
+from vit_jax.evaluation.suites import SUITES
+from vit_jax.inspection import page_charts
+from vit_jax.inspection.html_page import Section, note, page
+from vit_jax.progress import duration
+from vit_jax.runs.predictions import Predictions, by_class
+from vit_jax.runs.run_page import (
+    CURVES,
+    REFRESH_SECONDS,
+    RunFiles,
+    figure,
+    model_cost_of,
+    points_of,
+    short_commit,
+    title_of,
+    with_unit,
+)
+
+MOST_CLASSES = 30  # Of those whose accuracies differ most.
+
+
+def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
+    """The comparison as HTML.
+
+    Args:
+      live: the page loads itself anew until the runs are over.
+    """
+    names = short_names([run.workdir for run in runs])
+    titles = dict.fromkeys(title_of(run.saved) for run in runs)
+    title = (
+        f"{len(runs)} runs: {next(iter(titles))}" if len(titles) == 1 else f"Comparison of {len(runs)} runs"
+    )
+    sections = [
+        Section("", _overview(runs, names, several=len(titles) > 1), ""),
+        Section("What differs in their configs", _differences(runs, names), ""),
+        Section("Curves", "".join(f"<figure>{svg}</figure>" for svg in _curves(runs, names))),
+        Section("Image by image", _paired(runs, names), ""),
+        Section("Accuracy by class", _classes(runs, names), ""),
+    ]
+    refresh = None if all(run.finished for run in runs) else REFRESH_SECONDS
+    return page(title, sections, refresh if live else None)
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest end of each path that tells it from the others."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len({*names}) == len(paths):
+            return names
+    return [str(path) for path in paths]
+
+
+def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> str:
+    """A row for each run: what it is, its figures, and what they took."""
+    keys = dict.fromkeys(
+        key
+        for run in runs
+        for key in run.figures
+        if key.startswith(("dev/", "test/")) and "/images" not in key
+    )
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        row = {"run": name} | ({"what": title_of(run.saved)} if several else {})
+        for key in keys:
+            label = key.replace("/", " ").replace("_", " ")
+            known = key in run.figures
+            row[label] = (
+                figure(key, run.figures[key], run.formats, run.figures) if known else "not evaluated yet"
+            )
+        steps = run.saved.manifest["steps"]
+        row["steps"] = f"{steps:,}" if run.finished else f"{run.step:,} of {steps:,}"
+        row["time"] = duration(sum(run.seconds.values())) if run.seconds else ""
+        speeds = [speed for _, speed in points_of(run.rows, "train/images_per_second")]
+        row["images/s"] = f"{np.median(speeds):,.0f}" if speeds else ""
+        cost, flops = model_cost_of(run.saved.manifest), run.saved.manifest.get("flops")
+        row["parameters"] = with_unit(cost.parameters) if cost else ""
+        row["training FLOPs"] = f"{flops * run.step * run.saved.config.batch_size:.2g}" if flops else ""
+        rows.append(row)
+    return _table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    """The values of the configs that are not the same in all runs, and so of what the manifests say."""
+    values = [
+        dict(leaves(run.saved.config))
+        | {"commit": short_commit(run.saved.manifest), "devices": run.saved.manifest["devices"]}
+        for run in runs
+    ]
+    keys = [key for key in values[0] if any(str(one.get(key)) != str(values[0][key]) for one in values)]
+    if not keys:
+        return note("Nothing.")
+    return _table(["value", *names], [[key, *(str(one.get(key)) for one in values)] for key in keys])
+
+
+def _curves(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
+    """An SVG for each scalar, with a line for each run."""
+    panels = [
+        (f"{title}: {label}" if label else title, key, scale)
+        for title, lines, scale in CURVES
+        for key, label in lines.items()
+    ]
+    keys = dict.fromkeys(key for run in runs for row in run.rows for key in row)
+    panels += [
+        (f"{suite.title}, %: {key.removeprefix(f'{name}/')}", key, 100)
+        for name, suite in SUITES.items()
+        for key in keys
+        if key.startswith(f"{name}/")
+    ]
+    drawn = []
+    for title, key, scale in panels:
+        lines = {name: points_of(run.rows, key, scale) for run, name in zip(runs, names, strict=True)}
+        if any(lines.values()):
+            drawn.append(page_charts.curve(title, lines, () if key.startswith("train/") else names))
+    return drawn
+
+
+def _paired(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    """Counts of the images that only one of two runs got right, of all pairs that answered the same."""
+    rows = []
+    for (one, first), (other, second) in itertools.combinations(zip(runs, names, strict=True), 2):
+        pair = one.predictions, other.predictions
+        if not _same_images(*pair):
+            continue
+        right, theirs = pair[0].right, pair[1].right
+        only, only_theirs = int((right & ~theirs).sum()), int((theirs & ~right).sum())
+        counts = [int((right & theirs).sum()), only, only_theirs, int((~right & ~theirs).sum())]
+        chance = sign_test(only, only_theirs)
+        rows.append([first, second, *(f"{count:,}" for count in counts), f"{chance:.2g}"])
+    if not rows:
+        return note("No two of these runs kept answers to the same images.") if len(runs) > 1 else ""
+    heads = ["first", "second", "both right", "only the first", "only the second", "neither", "by chance"]
+    about = (
+        "The last column: how likely so uneven a split, or a more uneven one, is where the two are equally "
+        "good (McNemar's exact test). It knows of the images, and of nothing that another seed would change."
+    )
+    return _table(heads, rows) + note(about)
+
+
+def _same_images(one: Predictions | None, other: Predictions | None) -> bool:
+    if one is None or other is None or one.labels.shape != other.labels.shape:
+        return False
+    same = np.array_equal(one.numbers, other.numbers) and np.array_equal(one.labels, other.labels)
+    return same and one.split == other.split
+
+
+def sign_test(one: int, other: int) -> float:
+    """Probability of a split of `one + other` fair coins that is as uneven as this, or more."""
+    tosses = one + other
+    tail = sum(math.comb(tosses, heads) for heads in range(min(one, other) + 1))
+    return min(1.0, float(tail * 2 / 2**tosses)) if tosses < 1000 else _normal_tail(one, other)
+
+
+def _normal_tail(one: int, other: int) -> float:
+    distance = max(abs(one - other) - 1, 0) / math.sqrt(one + other)
+    return math.erfc(distance / math.sqrt(2))
+
+
+def _classes(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    """The accuracies of the classes in which the runs differ most."""
+    kept = [(run, name) for run, name in zip(runs, names, strict=True) if run.predictions is not None]
+    if len(kept) < 2 or len({run.class_names for run, _ in kept}) > 1:
+        return ""
+    classes = kept[0][0].class_names
+    images, right = zip(*(by_class(run.predictions, len(classes)) for run, _ in kept), strict=True)
+    shares = np.where(np.stack(images) > 0, np.stack(right) / np.maximum(np.stack(images), 1), np.nan)
+    tested = np.flatnonzero(np.isfinite(shares).all(axis=0))
+    spread = shares[:, tested].max(axis=0) - shares[:, tested].min(axis=0)
+    order = tested[np.argsort(-spread, kind="stable")][:MOST_CLASSES]
+    counts = [" / ".join(dict.fromkeys(f"{of[label]:,}" for of in images)) for label in order]
+    rows = [
+        [classes[label], count, *(f"{share:.1%}" for share in shares[:, label])]
+        for label, count in zip(order, counts, strict=True)
+    ]
+    shown = (
+        f"The {len(order)} classes that differ most, of {len(classes):,}."
+        if len(order) < len(classes)
+        else ""
+    )
+    return _table(["class", "images", *(name for _, name in kept)], rows) + (note(shown) if shown else "")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["".join(f"<th>{html.escape(head)}" for head in heads)]
+    lines += ["".join(f"<td>{html.escape(cell)}" for cell in row) for row in rows]
+    text = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="scroll"><table class="compared">{text}</table></div>'

@@ -1,0 +1,110 @@
+"""The answers of a run's model to each evaluated image, kept in the workdir, and what follows from them."""
+
+import secrets
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+PREDICTIONS = "predictions.npz"
+MOST_MISTAKES, MOST_SAMPLES = 24, 24
+BINS = 10
+
+
+class Predictions(NamedTuple):
+    """The answers to the readable images of a split, in its order.
+
+    Attributes:
+      numbers: of the images in the split, `[images]`.
+      labels: their classes, `[images, most]`, padded with -1.
+      answer: the class that the model thinks most likely, `[images]`.
+      probability: of that class, `[images]`.
+      shown, images: numbers of some of them, and their pixels, uint8 `[shown, height, width, channels]`.
+    """
+
+    split: str
+    step: int
+    numbers: np.ndarray
+    labels: np.ndarray
+    answer: np.ndarray
+    probability: np.ndarray
+    shown: np.ndarray = np.zeros(0, np.int32)
+    images: np.ndarray = np.zeros((0, 1, 1, 3), np.uint8)
+
+    @property
+    def right(self) -> np.ndarray:
+        """True where the answer is one of an image's classes, bool `[images]`."""
+        return (self.answer[:, None] == self.labels).any(axis=1)
+
+    @property
+    def mistakes(self) -> np.ndarray:
+        """Rows of the wrong answers, the surest first."""
+        wrong = np.flatnonzero(~self.right & (self.labels >= 0).any(axis=1))
+        return wrong[np.argsort(-self.probability[wrong], kind="stable")]
+
+    @property
+    def one_class_each(self) -> bool:
+        """No image is of several classes."""
+        return bool(((self.labels >= 0).sum(axis=1) <= 1).all())
+
+
+def to_show(predictions: Predictions) -> np.ndarray:
+    """Numbers of the images to look at: the worst mistakes, and some spread evenly over the split."""
+    rows = np.linspace(0, len(predictions.numbers) - 1, min(MOST_SAMPLES, len(predictions.numbers)))
+    chosen = np.concatenate([predictions.mistakes[:MOST_MISTAKES], rows.astype(int)])
+    return np.unique(predictions.numbers[chosen])
+
+
+def keep(workdir: Path, predictions: Predictions) -> None:
+    """Writes them into the workdir in one stroke, in the place of earlier ones."""
+    temporary = workdir / f"{PREDICTIONS}.{secrets.token_hex(4)}.tmp"
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **predictions._asdict())
+    temporary.replace(workdir / PREDICTIONS)
+
+
+def kept(workdir: Path) -> Predictions | None:
+    """The newest that a workdir has; None where there are none, or the file is damaged."""
+    try:
+        with np.load(workdir / PREDICTIONS) as file:
+            found = Predictions(**{name: file[name] for name in Predictions._fields})
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
+        return None
+    return found._replace(split=str(found.split), step=int(found.step))
+
+
+def confused(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs `[pairs, 2]` of an image's class and another one that it was taken for, and how often, the most
+    frequent first. Of images of one class each."""
+    wrong = predictions.mistakes
+    pairs = np.stack([predictions.labels[wrong].max(axis=1), predictions.answer[wrong]], axis=1)
+    pairs, counts = np.unique(pairs, axis=0, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return pairs[order], counts[order]
+
+
+def by_class(predictions: Predictions, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images of each class, and how many of them got a right answer: int `[classes]` each."""
+    of_images = np.where(predictions.right, 1, 0)[:, None] * np.ones_like(predictions.labels)
+    known = predictions.labels >= 0
+    images = np.bincount(predictions.labels[known], minlength=classes)
+    right = np.bincount(predictions.labels[known], weights=of_images[known], minlength=classes)
+    return images, right.astype(int)
+
+
+def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:
+    """The share of answers of a probability that is right, and by how much the two are apart.
+
+    Returns:
+      Bins of equal width `[BINS, 3]`: mean probability, share that is right, number of images; and the
+      expected calibration error (Guo et al., 2017): the mean distance between the first two, over the images.
+    """
+    where = np.minimum((predictions.probability * BINS).astype(int), BINS - 1)
+    counts = np.bincount(where, minlength=BINS)
+    sums = [
+        np.bincount(where, weights=x, minlength=BINS) for x in (predictions.probability, predictions.right)
+    ]
+    means = [x / np.maximum(counts, 1) for x in sums]
+    error = float((np.abs(means[0] - means[1]) * counts).sum() / max(counts.sum(), 1))
+    return np.stack([*means, counts], axis=1), error

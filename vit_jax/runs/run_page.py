@@ -1,0 +1,376 @@
+"""The report of a run: one HTML file, made of nothing but what is in its workdir."""
+
+import functools
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.config import base_config, leaves
+from vit_jax.data.sources import SOURCES
+from vit_jax.errors import UserError
+from vit_jax.evaluation.suites import SUITES
+from vit_jax.inspection import page_charts
+from vit_jax.inspection.html_page import Section, folded, inline, note, page, picture, table, write_text
+from vit_jax.interop.checkpoint import all_names, complete, model_name, sketch
+from vit_jax.models import FAMILIES, count_multiply_adds, count_parameters
+from vit_jax.progress import duration
+from vit_jax.runs.answer_sections import answer_sections
+from vit_jax.runs.goodput import KINDS, read_rows
+from vit_jax.runs.predictions import Predictions, kept
+from vit_jax.runs.report_pictures import SEEN, kept_pictures
+from vit_jax.runs.workdir import (
+    CONFIG,
+    METRICS,
+    RECONSTRUCTIONS,
+    REPORT,
+    SEEN_FOLDER,
+    SavedRun,
+    saved_run,
+)
+from vit_jax.training.objectives.objective import in_format
+
+REFRESH_SECONDS = 10  # Of a page that is served while its run trains.
+
+
+def _of_each_split(name: str) -> dict[str, str]:
+    return {f"train/{name}": "training", f"dev/{name}": "dev", f"test/{name}": "test"}
+
+
+ENTROPIES = {"train/teacher_entropy": "teacher", "train/student_entropy": "student"}
+ENTROPIES |= {"train/kl": "student's divergence"}
+
+# Title, rows' keys with their names in the legend, and the factor to the unit shown.
+CURVES = (
+    ("Loss", _of_each_split("loss"), 1),
+    ("Accuracy, %", _of_each_split("accuracy"), 100),
+    ("Accuracy in hidden patches, %", _of_each_split("patch_accuracy"), 100),
+    ("Views nearest to their image's other view, %", _of_each_split("views_matched"), 100),
+    ("Entropy over prototypes, nats", ENTROPIES, 1),
+    ("Prototypes in use, effective number", {"train/prototypes_used": ""}, 1),
+    ("Spread of the features about their mean", _of_each_split("spread"), 1),
+    ("Learning rate", {"train/learning_rate": ""}, 1),
+    ("Throughput, images/s", {"train/images_per_second": ""}, 1),
+)
+
+
+class RunFiles(NamedTuple):
+    """A run as the files of its workdir describe it.
+
+    Attributes:
+      rows: of `metrics.jsonl`.
+      predictions: of its last evaluation; None: it was of no labels, or there was none yet.
+    """
+
+    workdir: Path
+    saved: SavedRun
+    rows: list[dict]
+    predictions: Predictions | None
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return max((row["step"] for row in self.rows), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """The last step was evaluated."""
+        return any(row["step"] >= self.saved.manifest["steps"] for row in self.rows if "test/loss" in row)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The last evaluation's, by split and name, such as `test/accuracy`; empty: there was none."""
+        evaluated = [row for row in self.rows if "test/loss" in row or "dev/loss" in row]
+        return {key: x for key, x in evaluated[-1].items() if "/" in key} if evaluated else {}
+
+    @property
+    def formats(self) -> dict[str, str]:
+        """Formats of the objective's metrics; of earlier versions' runs the accuracy's alone."""
+        return self.saved.manifest.get("metrics", {"accuracy": "share"})
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """A name for each class, or its number."""
+        names, classes = self.saved.manifest["class_names"], self.saved.manifest["num_classes"]
+        return all_names(names, classes) or tuple(map(str, range(classes)))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The time so far, by its kind."""
+        timed = [row for row in self.rows if "time/train" in row]
+        return {kind: timed[-1][f"time/{kind}"] for kind in KINDS} if timed else {}
+
+
+def read_run(workdir: Path) -> RunFiles:
+    """Reads what a workdir has for its report, which a run may write meanwhile.
+
+    Raises:
+      UserError: there is no run, or its files are damaged.
+    """
+    saved = saved_run(workdir)
+    if saved is None:
+        raise UserError(f"no run in {workdir}: it has no {CONFIG}")
+    return RunFiles(workdir, saved, read_rows(workdir / METRICS), kept(workdir))
+
+
+def write_report(workdir: Path) -> Path:
+    """Writes `report.html` into the workdir; returns its path."""
+    return write_text(workdir / REPORT, run_page(read_run(workdir)))
+
+
+def title_of(saved: SavedRun) -> str:
+    """The work of a run in words: `ViT-B/16 fine-tuned on pets`."""
+    config = saved.config
+    arguments = dict(saved.manifest["model"])
+    kind = arguments.pop("class", None)
+    family = next((family for family in FAMILIES if family.name == kind), None)
+    name = config.model.name or (model_name(family.model, arguments) if family else "a model")
+    objective = config.objective.name
+    done = "fine-tuned" if config.finetune.checkpoint else "trained"
+    by = "" if objective == "classification" else f" by {objective}"
+    return f"{name} {done}{by} on {data_name(config)}"
+
+
+def data_name(config) -> str:
+    """The name of the data that a config trains on, without the folders that it lies in."""
+    data = config.data
+    if data.parts:
+        return " + ".join(_named(*part.partition(":")[::2]) for part in data.parts)
+    return _named(data.source, data.path)
+
+
+def _named(source: str, path: str) -> str:
+    kind = SOURCES.get(source)
+    if source == "handed_in":
+        return "data of a program"
+    return (kind and path and kind.name_of(path.rstrip("/"))) or source
+
+
+def run_page(run: RunFiles, live: bool = False) -> str:
+    """The report as HTML.
+
+    Args:
+      live: the page loads itself anew until the run is over.
+    """
+    sections = [
+        Section("", _head(run) + table(numbers_of(run), "facts"), "beside"),
+        *_answers(run),
+        Section("Curves", "".join(f"<figure>{svg}</figure>" for svg in curves(run.rows))),
+        Section("The run", table(provenance(run.saved), "facts") + _command(run.saved.manifest), ""),
+    ]
+    drawn = kept_pictures(run.workdir / RECONSTRUCTIONS)
+    split = "Dev" if "dev" in run.saved.manifest["images"] else "Test"
+    predicted = "".join(picture(caption, inline(png)) for caption, png in drawn.items())
+    sections.append(Section(f"{split} images: original, visible, predicted", predicted, "pictures"))
+    sections.append(Section("What it sees", _seen(run.workdir / SEEN_FOLDER), "pictures"))
+    sections.append(Section("Config", config_values(run.saved), ""))
+    refresh = REFRESH_SECONDS if live and not run.finished else None
+    return page(title_of(run.saved), sections, refresh)
+
+
+def _head(run: RunFiles) -> str:
+    """The figures of the last evaluation, and how far the run is."""
+    steps = run.saved.manifest["steps"]
+    far = f"{run.step:,} steps" if run.finished else f"step {run.step:,} of {steps:,}"
+    if not run.figures:
+        first = min(run.saved.config.evaluate_every, steps)
+        return table({"evaluated": f"not yet: the first comes at step {first:,}", "now at": far}, "figures")
+    rows = {}
+    for key, value in run.figures.items():
+        split, _, name = key.partition("/")
+        if split in ("dev", "test"):
+            rows[f"{split} {name.replace('_', ' ')}"] = figure(key, value, run.formats, run.figures)
+    evaluated = max(row["step"] for row in run.rows if "test/loss" in row or "dev/loss" in row)
+    rows["evaluated"] = f"step {evaluated:,}" + ("" if run.finished else f"; now at {far}")
+    return table(rows, "figures")
+
+
+def figure(key: str, value: float | None, formats: Mapping[str, str], figures: Mapping[str, float]) -> str:
+    """A figure in words, an accuracy with its standard error over the images."""
+    split, _, name = key.partition("/")
+    if value is None:
+        return "not finite"
+    if name == "images":
+        return f"{value:,.0f}"
+    text = in_format(value, formats.get(name, "number"))
+    if name == "accuracy" and (images := figures.get(f"{split}/images")):
+        text += f" ± {100 * math.sqrt(max(value * (1 - value), 0) / images):.2f}"
+    return text
+
+
+def curves(rows: Sequence[dict]) -> list[str]:
+    """SVGs of all that was measured, over the steps."""
+    drawn = []
+    for title, lines, scale in (*CURVES, *_curves_of_suites(rows)):
+        points = {name: points_of(rows, key, scale) for key, name in lines.items()}
+        if any(points.values()):
+            marked = [name for name in points if name not in ("", "training")]
+            drawn.append(page_charts.curve(title, points, marked))
+    return drawn
+
+
+def points_of(rows: Sequence[dict], key: str, scale: float = 1) -> list[tuple[float, float]]:
+    """A scalar over the steps, where it was measured and finite."""
+    return [(row["step"], scale * row[key]) for row in rows if row.get(key) is not None]
+
+
+def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], int]]:
+    """A panel for each evaluation suite that the run has figures of: `knn/pets/20` is its line `pets/20`."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [
+        (
+            f"{suite.title}, %",
+            {key: key.removeprefix(f"{name}/") for key in keys if key.startswith(f"{name}/")},
+            100,
+        )
+        for name, suite in SUITES.items()
+    ]
+
+
+def _answers(run: RunFiles) -> list[Section]:
+    """The sections that are made of single answers, or why there are none."""
+    manifest = run.saved.manifest
+    if run.predictions is not None:
+        return answer_sections(run.predictions, run.class_names)
+    if not run.figures:
+        return []
+    why = (
+        "the run kept none, as of earlier versions" if manifest["num_classes"] else "it trains without labels"
+    )
+    return [Section("", note(f"No mistakes, confusion and calibration, for want of answers: {why}."), "")]
+
+
+def _seen(folder: Path) -> str:
+    """The run's pictures of what its model sees of test images."""
+    found = {name: folder / name for name in SEEN if (folder / name).is_file()}
+    return "".join(
+        picture(SEEN[name], inline(file.read_bytes()))
+        if file.suffix == ".png"
+        else f"<figure>{file.read_text()}<figcaption>{html.escape(SEEN[name])}</figcaption></figure>"
+        for name, file in found.items()
+    )
+
+
+def numbers_of(run: RunFiles) -> dict[str, str]:
+    """The time that a run took, the size of its model and data, and what it computed."""
+    saved, manifest = run.saved, run.saved.manifest
+    lines = {}
+    if seconds := run.seconds:
+        total = sum(seconds.values())
+        shares = ", ".join(
+            f"{KINDS[kind]} {x / total:.0%}"
+            for kind, x in sorted(seconds.items(), key=lambda item: -item[1])
+            if x >= total / 200
+        )
+        lines["time"] = f"{duration(total)}: {shares}"
+    if speeds := [speed for _, speed in points_of(run.rows, "train/images_per_second")]:
+        lines["speed"] = f"{float(np.median(speeds)):,.0f} images/s in training"
+    if cost := model_cost_of(manifest):
+        height, width = cost.image_size
+        lines["model"] = (
+            f"{with_unit(cost.parameters)} parameters, {with_unit(cost.multiply_adds)} multiply-adds "
+            f"for an image of {width} × {height} pixels"
+        )
+    images = saved.config.batch_size * run.step
+    lines["trained on"] = f"{images:,} images in {run.step:,} steps of {saved.config.batch_size:,}"
+    sizes = manifest["images"]
+    lines["trained on"] += f": {images / max(sizes['train'], 1):,.1f} epochs"
+    if flops := manifest.get("flops"):
+        lines["computed"] = f"{flops * images:.3g} FLOPs in training, {flops:.3g} for each image"
+    words = {"train": "to train", "dev": "to choose by", "test": "to test"}
+    lines["data"] = ", ".join(f"{sizes[split]:,} {words[split]}" for split in words if split in sizes)
+    if manifest["num_classes"]:
+        lines["data"] += f"; {manifest['num_classes']:,} classes"
+    return lines
+
+
+def provenance(saved: SavedRun) -> dict[str, str]:
+    """The origin of a run: data, checkpoint, devices, code and versions."""
+    config, manifest = saved.config, saved.manifest
+    data = config.data
+    lines = {"from": ", ".join(data.parts) if data.parts else f"{data.source} {data.path}".strip()}
+    if config.finetune.checkpoint:
+        lines["began with"] = config.finetune.checkpoint
+    if started := manifest.get("started"):
+        lines["started"] = started
+    lines["devices"] = f"{manifest['devices']}, {manifest['processes']} process(es)"
+    if commit := short_commit(manifest):
+        lines["commit"] = commit
+    lines["versions"] = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    return lines
+
+
+def short_commit(manifest: dict) -> str:
+    """The first digits of the code's commit, and whether files differed from it; empty: it is not known."""
+    commit, comma, changed = manifest.get("commit", "").partition(",")
+    return commit[:12] + comma + changed
+
+
+def _command(manifest: dict) -> str:
+    command = manifest.get("command")
+    return f"<pre>{html.escape(command)}</pre>" if command else ""
+
+
+class ModelCost(NamedTuple):
+    """The size of a model, and the cost of one image's forward pass."""
+
+    parameters: int
+    multiply_adds: int
+    image_size: tuple[int, int]
+
+
+def model_cost_of(manifest: dict) -> ModelCost | None:
+    """The size and the cost of a run's model; None where it is of a kind that is not known here."""
+    return _model_cost(json.dumps(manifest["model"], sort_keys=True))
+
+
+@functools.lru_cache(maxsize=64)
+def _model_cost(arguments: str) -> ModelCost | None:
+    values = json.loads(arguments)
+    kind = values.pop("class", None)
+    model = next((family.model for family in FAMILIES if family.name == kind), None)
+    if model is None:
+        return None
+    try:
+        made = sketch(model, complete(model, values))
+    except UserError:  # Of an earlier version, whose arguments were others.
+        return None
+    return ModelCost(count_parameters(made), count_multiply_adds(made), tuple(made.image_size))
+
+
+def with_unit(number: float) -> str:
+    """A number with a unit of thousands: `85.8 M`."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:g}"
+
+
+def changed_values(saved: SavedRun) -> dict[str, tuple[Any, Any]]:
+    """The config's values that are not the default, each with the default, by key."""
+    defaults = dict(leaves(base_config()))
+    return {
+        key: (value, defaults.get(key))
+        for key, value in leaves(saved.config)
+        if _plain(value) != _plain(defaults.get(key))
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def config_values(saved: SavedRun) -> str:
+    """The config: what differs from the defaults, and folded all of it."""
+    rows = "".join(
+        f"<tr><td>{html.escape(key)}<td>{html.escape(str(value))}<td>{html.escape(str(default))}</tr>"
+        for key, (value, default) in changed_values(saved).items()
+    )
+    head = "<tr><th>value<th>here<th>default</tr>"
+    whole = f"<pre>{html.escape(json.dumps(saved.config.to_dict(), indent=2))}</pre>"
+    changed = f'<div class="scroll"><table>{head}{rows}</table></div>'
+    return changed + folded("All values", whole)
