@@ -7,6 +7,7 @@ from PIL import Image
 from vit_jax.data.image_files import ImageFiles, find_images, read_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.inspection.drawing import draw_all
+from vit_jax.inspection.figures import heat_map
 from vit_jax.models import create_model
 
 SMALL = dict(num_classes=5, image_size=(16, 24), dim=16, depth=1, hidden=32, heads=2)
@@ -47,7 +48,9 @@ def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, caps
     model = create_model(name, **SMALL | options)
     names, images = read_images(files, TestCrop(model.image_size, resize=min(model.image_size)), 3)
     assert names == ["a.png", "b.jpg", "c.png"] and images.shape == (3, *model.image_size, 3)
-    draw_all(model, names, images, tmp_path, "What it sees", layers=True, heads=True, batch_size=2)
+    draw_all(
+        model, names, images, tmp_path, "What it sees", "Its place", layers=True, heads=True, batch_size=2
+    )
     pictures = {path.stem for path in tmp_path.glob("*.png")}
     assert {stem for stem in pictures if "_" not in stem} == drawn
     assert ({"layers_2", "heads_2"} <= pictures) == ("rollout" in drawn)
@@ -71,3 +74,14 @@ def test_transparent_picture_is_seen_on_white(tmp_path):
 def test_no_more_images_are_read_than_asked_for(files, capsys):
     assert read_images(files, TestCrop(8, resize=8), 2)[1].shape == (2, 8, 8, 3)
     assert "2 of 3 images are shown" in capsys.readouterr().out
+
+
+def test_heat_is_seen_on_black_images_and_where_nothing_is_looked_at_it_is_dark():
+    weights = np.array([[1.0, 0.0], [0.5, 0.0]])
+    black, white = (
+        heat_map(np.full((64, 64, 3), value, np.uint8), weights).astype(int) for value in (0, 255)
+    )
+    for drawn in (black, white):
+        most, half, none = (drawn[place].sum() for place in ((2, 2), (61, 2), (2, 61)))
+        assert most > half + 60 > none + 120
+    assert (white >= black).all()

@@ -266,7 +266,7 @@ def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
 
 def test_comparison_with_a_run_without_evaluation_says_so(workdir):
     text = comparison_page([read_run(workdir(name="a")), read_run(workdir(rows=ROWS[:1], name="b"))])
-    assert "<td>b<td>not evaluated yet" in text
+    assert "<tr><td>test accuracy<td>50.00% ± 25.00<td>not evaluated yet</tr>" in text
 
 
 @pytest.mark.parametrize(("one", "other", "expected"), [(0, 2, 0.5), (5, 5, 1.0), (1, 9, 22 / 1024)])

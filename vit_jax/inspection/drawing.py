@@ -56,7 +56,7 @@ def draw_all(
     def rolled_out():
         check_attends(model)
         last = seen["rollout"][:, -1]
-        overlays = [figures.overlay(image, weights) for image, weights in zip(images, last, strict=True)]
+        overlays = [figures.heat_map(image, weights) for image, weights in zip(images, last, strict=True)]
         return {"rollout": last}, figures.pairs(images, overlays, names)
 
     def distance():
@@ -78,7 +78,7 @@ def draw_all(
     def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
         """Draws a figure for each image: its maps."""
         for number, (name, image, weights) in enumerate(zip(names, images, maps, strict=True)):
-            overlays = [figures.overlay(image, each) for each in weights]
+            overlays = [figures.heat_map(image, each) for each in weights]
             titles = [f"{title} {index + 1}" for index in range(len(weights))]
             made = {kind: maps}, figures.tiles(overlays, 6, titles)
             draw(f"{kind}_{number}", f"{caption}: {name}", lambda made=made: made)

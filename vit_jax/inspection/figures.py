@@ -13,20 +13,35 @@ HEAT = 0.55  # Of a heat map's colours over an image.
 
 
 def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The image in grey, and over it in colours how much it is looked at: uint8 `[height, width, 3]`.
+    """The image as bright as it is looked at, as in the paper: uint8 `[height, width, 3]`.
 
-    Dark images are seen as well as light ones.
+    Args:
+      image: uint8 `[height, width, 3]`.
+      weights: `[rows, columns]` of patches; the largest is shown as it is.
+    """
+    return (image * _shares(image, weights)[..., None]).round().astype(np.uint8)
+
+
+def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The image in grey, under colours of how much it is looked at: uint8 `[height, width, 3]`.
+
+    It is seen on dark images too.
 
     Args:
       image: uint8 `[height, width, 3]`.
       weights: `[rows, columns]` of patches; the largest has the brightest colour, 0 the darkest.
     """
-    height, width = image.shape[:2]
-    large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
-    share = np.clip(large / max(float(large.max()), 1e-12), 0, 1)
-    heat = cv2.applyColorMap((255 * share).round().astype(np.uint8), cv2.COLORMAP_INFERNO)[..., ::-1]
+    levels = (255 * _shares(image, weights)).round().astype(np.uint8)
+    heat = cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO)[..., ::-1]
     grey = image.mean(axis=-1, keepdims=True)
     return ((1 - HEAT) * grey + HEAT * heat).round().astype(np.uint8)
+
+
+def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weights of patches at an image's size, as shares of the largest."""
+    height, width = image.shape[:2]
+    large = cv2.resize(weights.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
+    return np.clip(large / max(float(large.max()), 1e-12), 0, 1)
 
 
 def pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], names: Sequence[str]) -> Figure:

@@ -18,7 +18,8 @@ td, th { padding: .2rem 1.5rem .2rem 0; border-bottom: 1px solid var(--line); te
 td, th { vertical-align: top; overflow-wrap: anywhere; }
 td:last-child { font-variant-numeric: tabular-nums; padding-right: 0; }
 th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: normal; }
-.compared td:first-child { white-space: nowrap; } .figures td:last-child { text-align: right; }
+.compared td, .compared th { overflow-wrap: break-word; padding-right: 1rem; }
+.figures td:last-child { text-align: right; }
 .facts td:first-child { white-space: nowrap; }
 .muted, .samples span { color: var(--muted); } .scroll { overflow-x: auto; }
 .curves, .pictures { display: grid; gap: .8rem; }

@@ -61,16 +61,16 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> str:
-    """A row for each run: what it is, its figures, and what they took."""
+    """A column for each run: what it is, its figures, and what they took."""
     keys = dict.fromkeys(
         key
         for run in runs
         for key in run.figures
         if key.startswith(("dev/", "test/")) and "/images" not in key
     )
-    rows = []
-    for run, name in zip(runs, names, strict=True):
-        row = {"run": name} | ({"what": title_of(run.saved)} if several else {})
+    columns = []
+    for run in runs:
+        row = {"what": title_of(run.saved)} if several else {}
         for key in keys:
             label = key.replace("/", " ").replace("_", " ")
             known = key in run.figures
@@ -85,8 +85,8 @@ def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> 
         cost, flops = model_cost_of(run.saved.manifest), run.saved.manifest.get("flops")
         row["parameters"] = with_unit(cost.parameters) if cost else ""
         row["training FLOPs"] = f"{flops * run.step * run.saved.config.batch_size:.2g}" if flops else ""
-        rows.append(row)
-    return _table(list(rows[0]), [list(row.values()) for row in rows])
+        columns.append(row)
+    return _table(["", *names], [[label, *(column[label] for column in columns)] for label in columns[0]])
 
 
 def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:

@@ -62,9 +62,9 @@ def attention_figures(
     if not all(np.isfinite(weights).all() for weights in attention):
         return {}  # Of a run that diverged.
     seen = of_patches(model, rollout(attention)[-1])
-    overlays = [figures.overlay(image, weights) for image, weights in zip(images, seen, strict=True)]
+    overlays = [figures.heat_map(image, weights) for image, weights in zip(images, seen, strict=True)]
     heads = [of_patches(model, attention[-1][:, head]) for head in range(min(model.heads, MOST_HEADS))]
-    of_heads = [figures.overlay(*pair) for head in heads for pair in zip(images, head, strict=True)]
+    of_heads = [figures.heat_map(*pair) for head in heads for pair in zip(images, head, strict=True)]
     coloured = (255 * token_colours(model, found["tokens"][-1])).round().astype(np.uint8)
     distances = attention_distance(model, attention)
     return {
