@@ -5,6 +5,7 @@ compares them, --out=FILE. With --serve a browser on this machine sees the page,
 """
 
 import errno
+import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -56,13 +57,16 @@ def serve(make: Callable[[], str], port: int) -> None:
       UserError: the port is taken.
     """
 
+    one_at_a_time = threading.Lock()  # Matplotlib's settings are the process's.
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             if self.path != "/":
                 self.send_error(404)
                 return
             try:
-                status, text = 200, make()
+                with one_at_a_time:
+                    status, text = 200, make()
             except UserError as error:
                 status, text = 500, str(error)
             body = text.encode()

@@ -125,10 +125,8 @@ def write_report(workdir: Path) -> Path:
 def title_of(saved: SavedRun) -> str:
     """The work of a run in words: `ViT-B/16 fine-tuned on pets`."""
     config = saved.config
-    arguments = dict(saved.manifest["model"])
-    kind = arguments.pop("class", None)
-    family = next((family for family in FAMILIES if family.name == kind), None)
-    name = config.model.name or (model_name(family.model, arguments) if family else "a model")
+    named = _model_of(saved.manifest)
+    name = config.model.name or (model_name(*named) if named else "a model")
     objective = config.objective.name
     done = "fine-tuned" if config.finetune.checkpoint else "trained"
     by = "" if objective == "classification" else f" by {objective}"
@@ -325,21 +323,26 @@ class ModelCost(NamedTuple):
 
 def model_cost_of(manifest: dict) -> ModelCost | None:
     """The size and the cost of a run's model; None where it is of a kind that is not known here."""
-    return _model_cost(json.dumps(manifest["model"], sort_keys=True))
+    return _cost(json.dumps({"model": manifest["model"]}, sort_keys=True))
 
 
 @functools.lru_cache(maxsize=64)
-def _model_cost(arguments: str) -> ModelCost | None:
-    values = json.loads(arguments)
-    kind = values.pop("class", None)
-    model = next((family.model for family in FAMILIES if family.name == kind), None)
-    if model is None:
+def _cost(manifest: str) -> ModelCost | None:
+    if (known := _model_of(json.loads(manifest))) is None:
         return None
+    made = sketch(*known)
+    return ModelCost(count_parameters(made), count_multiply_adds(made), made.image_size)
+
+
+def _model_of(manifest: dict) -> tuple[type, dict] | None:
+    """The class of a run's model and all its arguments; None where they are not known here."""
+    arguments = dict(manifest["model"])
+    kind = arguments.pop("class", None)
+    model = next((family.model for family in FAMILIES if family.name == kind), None)
     try:
-        made = sketch(model, complete(model, values))
+        return model and (model, complete(model, arguments))
     except UserError:  # Of an earlier version, whose arguments were others.
         return None
-    return ModelCost(count_parameters(made), count_multiply_adds(made), tuple(made.image_size))
 
 
 def with_unit(number: float) -> str:
