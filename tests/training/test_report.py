@@ -261,7 +261,7 @@ def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     text = comparison_page([read_run(workdir(name=f"{each}/run")) for each in ("one", "two")])
-    assert "<td>one/run" in text and "<td>two/run" in text
+    assert "<th>one/run<th>two/run" in text
 
 
 def test_comparison_with_a_run_without_evaluation_says_so(workdir):
