@@ -22,6 +22,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("main"),
     "finetune": Command("main", config="finetune"),
+    "report": Command("report"),
     "sweep": Command("sweep"),
     "evaluate": Command("evaluate"),
     "predict": Command("predict"),

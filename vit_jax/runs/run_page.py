@@ -126,7 +126,7 @@ def title_of(saved: SavedRun) -> str:
     """The work of a run in words: `ViT-B/16 fine-tuned on pets`."""
     config = saved.config
     named = _model_of(saved.manifest)
-    name = config.model.name or (model_name(*named) if named else "a model")
+    name = model_name(*named) if named else config.model.name or "a model"
     objective = config.objective.name
     done = "fine-tuned" if config.finetune.checkpoint else "trained"
     by = "" if objective == "classification" else f" by {objective}"
