@@ -3,18 +3,23 @@
 import ast
 import contextlib
 import re
+import runpy
 import shlex
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import vit_jax
 from vit_jax import command, experiment
 from vit_jax.commands import COMMANDS as NAMED
 from vit_jax.config import check
+from vit_jax.data.sources import SOURCES, open_source
+from vit_jax.training.objectives.objective import Objective
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "experiments/launch/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "experiments/launch/README.md"]
 
 
 def anchors(page: Path) -> set[str]:
@@ -26,7 +31,8 @@ def anchors(page: Path) -> set[str]:
 def commands(page: Path) -> list[str]:
     """Commands of a page's blocks that start the package, with continued lines joined."""
     blocks = re.findall(r"(?ms)^```(\w*)$(.*?)^```$", page.read_text())
-    text = re.sub(r"\\\n\s*", "", "\n".join(block for language, block in blocks if not language))
+    wanted = (block for language, block in blocks if language in ("", "sh"))
+    text = re.sub(r"\\\n\s*", "", "\n".join(wanted))
     lines = re.sub(r"(?m)^vit-jax (\w+)", lambda named: as_module(named[1]), text).splitlines()
     return [line[line.index("python -m vit_jax") :] for line in lines if "python -m vit_jax" in line]
 
@@ -50,9 +56,27 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(linked), target
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_readme_leads_to_every_page(page):
-    assert f"(docs/{page.name})" in PAGES[0].read_text()
+    assert f"({page.relative_to(ROOT)})" in PAGES[0].read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["commands", "published_weights"])
+def test_pages_that_are_written_by_a_program_are_up_to_date(name):
+    program = runpy.run_path(str(ROOT / f"docs/write_{name}.py"))
+    assert (ROOT / f"docs/{name}.md").read_text() == program["page"]()
+
+
+def test_parts_of_ones_own_are_as_the_page_says(monkeypatch):
+    blocks = re.findall(r"(?ms)^```python$(.*?)^```$", (ROOT / "docs/extending.md").read_text())
+    made: dict[str, Any] = {"__name__": "page"}
+    exec(compile("\n".join(blocks), "docs/extending.md", "exec"), made)
+    monkeypatch.setitem(SOURCES, "stripes", made["STRIPES"])
+    source = open_source("stripes", "train[:10%]")
+    assert len(source) == 100
+    assert np.shape(source[1].image) == (32, 32, 3)
+    assert issubclass(made["Brier"], Objective)
 
 
 def test_pages_are_of_this_version():
@@ -110,5 +134,7 @@ def test_values_that_pages_name_exist():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_pages_name_exist(page):
     files = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py")]
+    files += ["/mine/table8.py"] if page.name == "commands.md" else []  # A user's.
+    files += [f"/{made}" for made in re.findall(r'Path\("(\w+\.py)"\)\.write_text', page.read_text())]
     for name in re.findall(r"(?<![\w/}.])[a-z][\w/]*\.py\b", page.read_text()):
         assert any(file.endswith(f"/{name}") for file in files), name

@@ -46,8 +46,8 @@ def train(
       on_log: is called with the step and its figures by name, as they are written to `metrics.jsonl`.
 
     Returns:
-      The figures of the test images, such as `{"accuracy": 0.97, "loss": 0.1, "images": 360.0}`; empty where
-      the run was stopped before its end.
+      The figures of the test images by name, `accuracy`, `loss`, `images` and the like; empty where the run
+      was stopped before its end.
 
     Raises:
       UserError: the config, what is handed in and the workdir do not fit each other; the loss is no longer

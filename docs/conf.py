@@ -1,0 +1,121 @@
+"""The documentation site: sphinx-build -W -c docs . build/site
+
+The pages are those of the repository, README first; they link to each other as they do there. What is in the
+margin, and in which order, is said here, since README shall not show it.
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+project, author, copyright = "vit_jax", "the vit_jax authors", "the vit_jax authors, Apache-2.0"
+root_doc = "README"
+include_patterns = [
+    "README.md",
+    "LEDGER.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**.md",
+    "experiments/launch/README.md",
+]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_inline"]
+
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 80
+napoleon_numpy_docstring = False
+napoleon_attr_annotations = True
+
+html_theme = "furo"
+html_title = "vit_jax"
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style, pygments_dark_style = "friendly", "github-dark"
+
+# The margin: a title, and its pages by the names that they have there.
+MARGIN = {
+    "Begin": {"Install": "docs/install"},
+    "Tutorials": {
+        "Train on your own images": "docs/tutorials/train",
+        "Fine-tune a trained model": "docs/tutorials/finetune",
+        "Learn without labels": "docs/tutorials/self_supervised",
+    },
+    "Choose": {
+        "Which model, which training": "docs/which_model",
+        "Models and their arguments": "docs/models",
+        "Published weights": "docs/published_weights",
+        "What loads of other libraries": "docs/coverage",
+    },
+    "How to": {
+        "Read images": "docs/data",
+        "Compose images without end": "docs/growing_data",
+        "Prepare a data set": "docs/preparing_data",
+        "Augment": "docs/augmentation",
+        "Pre-train with labels": "docs/pretraining",
+        "Pre-train without labels": "docs/self_supervised",
+        "Fine-tune": "docs/finetuning",
+        "Transfer: two examples": "docs/transfer",
+        "Evaluate": "docs/evaluation",
+        "Predict and embed": "docs/prediction",
+        "Look inside": "docs/visualization",
+        "Read and write checkpoints": "docs/checkpoints",
+        "Export for serving": "docs/export",
+        "Watch a run": "docs/monitoring",
+        "Stop, resume, survive": "docs/fault_tolerance",
+        "When something goes wrong": "docs/problems",
+        "Add parts of your own": "docs/extending",
+    },
+    "Pods": {
+        "Train on several hosts": "docs/multi_host",
+        "Launch": "experiments/launch/README",
+        "Shard, and save memory": "docs/sharding",
+        "Plan memory, time and cost": "docs/planning",
+        "Performance": "docs/performance",
+    },
+    "Reference": {
+        "Python": "docs/python",
+        "Functions and classes": "docs/reference",
+        "Commands": "docs/commands",
+        "Values of a config": "docs/config",
+    },
+    "Results": {
+        "The ledger": "LEDGER",
+        "Tables and figures as commands": "docs/ledger",
+        "The paper and its readers": "docs/paper",
+    },
+    "Design": {"Architecture": "docs/architecture", "Contributing": "CONTRIBUTING", "Changes": "CHANGELOG"},
+}
+
+
+def add_margin(app, name, source):
+    """Puts the site's contents behind the first page."""
+    if name == root_doc:
+        for caption, pages in MARGIN.items():
+            lines = [f"{title} <{path}>" for title, path in pages.items()]
+            options = [":hidden:", f":caption: {caption}"]
+            source[0] += "\n".join(["", "```{toctree}", *options, "", *lines, "```", ""])
+
+
+def lead_to_first_page(app, error):
+    """Writes `index.html`, which the first page is asked for by."""
+    if error is None:
+        lead = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
+        Path(app.outdir, "index.html").write_text(f"<!doctype html><title>{project}</title>{lead}")
+
+
+def mark_code(app, what, name, subject, options, lines):
+    """Marks `code` in a docstring as reStructuredText does."""
+    text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
+def setup(app):
+    """Connects them."""
+    app.connect("autodoc-process-docstring", mark_code)
+    app.connect("source-read", add_margin)
+    app.connect("build-finished", lead_to_first_page)
