@@ -73,7 +73,7 @@ def mistakes():
 def other_package() -> Path | None:
     """The folder of google-research/vision_transformer's package, where that can be imported here too."""
     folders = (Path(entry, "vit_jax").absolute() for entry in ["", *sys.path])
-    return next((folder for folder in folders if (folder / "models_vit.py").is_file()), None)
+    return next((folder for folder in folders if os.path.isfile(folder / "models_vit.py")), None)
 
 
 def define_config(about: str) -> flags.FlagHolder:

@@ -138,4 +138,4 @@ def test_a_changed_model_has_one_name_wherever_it_is_said(finished):
     name = said[0].partition(" of a run")[0]
     assert name == "ViT-16x1 (MLP 32, 2 heads)/4"
     assert f"model    {name}, 16 pixels" in (finished / "log.txt").read_text()
-    assert f"<title>{name} on digits" in (finished / "report.html").read_text()
+    assert f"<title>{name} trained on digits" in (finished / "report.html").read_text()

@@ -52,14 +52,11 @@ def test_every_figure_is_on_the_page(shown):
     assert {"rollout.png", "distance.png", "positions.png", "filters.png", "tokens.png"} < {*pictures}
     assert {"layers_2.png", "heads_2.png"} < {*pictures}
     page = (out / "index.html").read_text()
-    for name in {*pictures} - {
-        "rollout.png",
-        "tokens.png",
-        "distance.png",
-    }:  # Laid over images, or SVG.
+    elsewhere = {"rollout.png", "tokens.png", "distance.png"}  # Laid over images, or SVG.
+    for name in {*pictures} - elsewhere:
         assert base64.b64encode((out / name).read_bytes()).decode() in page
     assert re.findall('id="view[0-9]+"', page) == [f'id="view{n}"' for n in range(3 + 2)]
-    assert "<h1>What ViT-Ti/4 trained on digits sees</h1>" in page
+    assert "<h1>What ViT-16x1 (MLP 32, 2 heads)/4 trained on digits sees</h1>" in page
     assert "unreadable image skipped" in printed
 
 

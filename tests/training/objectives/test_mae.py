@@ -163,7 +163,7 @@ def test_loss_is_the_squared_error_of_hidden_pixels_as_the_model_sees_them(norma
     model, objective = made(STATISTICS[statistics], normalize_targets=normalized)
     images = random_images()
     batch = objective.prepare({"image": images}, keys(4))
-    found, _, _ = losses(objective, model, batch)
+    found, *_ = losses(objective, model, batch)
     predicted = np.asarray(predict(objective, model, batch), np.float64)
     pixels = as_the_model_sees(images, STATISTICS[statistics])
     for image, order in enumerate(np.asarray(batch["order"])):

@@ -148,7 +148,7 @@ def test_loss_is_the_mean_over_corrupted_patches_alone(target):
     model, objective = make("masked_patch", target=target)
     images = random_images()
     batch = objective.prepare({"image": images}, keys(4))
-    found, metrics, _ = losses(objective, model, batch)
+    found, metrics, *_ = losses(objective, model, batch)
     predicted = np.asarray(predict(objective, model, batch), np.float64)
     targets = np.asarray(objective.targets(images))
     for image, where in enumerate(np.asarray(batch["corrupted"])):
