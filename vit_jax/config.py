@@ -29,6 +29,7 @@ SECTIONS = {
     "mesh": "Devices, on three axes: a batch is divided over data x fsdp, parameters and moments over fsdp, "
     "heads and hidden units over tensor; None for one axis: all the rest",
     "checkpoint": "Checkpoints",
+    "log": "Where the run's figures go",
     "evaluate": "Suites of `python -m vit_jax.evaluate` during training",
     "fewshot": "Few-shot linear evaluation of the frozen network during training",
     "knn": "k-NN evaluation of the frozen network during training",

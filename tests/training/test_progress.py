@@ -7,6 +7,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from vit_jax.progress import Progress, duration
 from vit_jax.runs.console import Console, MetricWriter
+from vit_jax.runs.trackers.delivery import Delivery
+from vit_jax.runs.trackers.tensorboard import Tracker
+from vit_jax.runs.trackers.tracker import RunFacts
 
 
 def steps(workdir) -> list[int]:
@@ -40,15 +43,23 @@ def test_infinity_is_null(tmp_path):
     assert [row["train/loss"] for row in rows] == [None, None]
 
 
+def tensorboard(workdir, *rows):
+    """Writes rows as a start of the run does."""
+    delivery = Delivery("tensorboard", Tracker, RunFacts(workdir, "", {}, {}), (), print)
+    for step, value in rows:
+        delivery.row(step, {"train/loss": value})
+    delivery.close()
+
+
 def test_tensorboard_reads_the_events(tmp_path):
-    write(tmp_path, 0, (10, 1.5), (20, 0.25))
+    tensorboard(tmp_path, (10, 1.5), (20, 0.25))
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 1.5), (20, 0.25)]
 
 
 def test_tensorboard_sees_the_rows_of_a_killed_run_once(tmp_path):
-    write(tmp_path, 0, (10, 1.0), (20, 2.0), (30, 3.0))
-    write(tmp_path, 20, (30, 3.0), (40, 4.0))
+    tensorboard(tmp_path, (10, 1.0), (20, 2.0), (30, 3.0))
+    tensorboard(tmp_path, (20, 2.0), (30, 3.0), (40, 4.0))
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [e.step for e in events.Scalars("train/loss")] == [10, 20, 30, 40]
 

@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vit_jax.runs.goodput import read_rows
+from vit_jax.runs.trackers.delivery import Delivery
 
 
 class Console:
@@ -47,10 +47,10 @@ class Console:
 
 
 class MetricWriter:
-    """Writes scalars by step into `metrics.jsonl` and TensorBoard events.
+    """Writes scalars by step into `metrics.jsonl`, and hands them and pictures to trackers.
 
-    The events are written with TensorBoard's own record format: CLU's writers would import
-    TensorFlow into the training process (see the architecture page).
+    Attributes:
+      rows: those of an earlier start, up to the step that the run goes on from.
     """
 
     def __init__(
@@ -62,47 +62,38 @@ class MetricWriter:
         """Drops rows after `first_step` that a killed run left: they will come again.
 
         Args:
-          on_log: is called with each step and its scalars, behind the files.
+          on_log: is called with each step and its scalars, behind the file.
         """
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         self._on_log = on_log
-        self._event, self._summary = event_pb2, summary_pb2
+        self._deliveries: Sequence[Delivery] = ()
         path = workdir / "metrics.jsonl"
-        self._rows = _keep_rows(path, first_step)
-        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._events = RecordWriter((workdir / name).open("wb"))
-        self._write_event(file_version="brain.Event:2")
-        # Tells TensorBoard to forget what an earlier file says of the steps from here on.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._write_event(step=first_step + 1, session_log=start)
+        self.rows = [row for row in read_rows(path) if row["step"] <= first_step]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        temporary.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def deliver_to(self, deliveries: Sequence[Delivery]) -> None:
+        """Hands the rows from here on to trackers, which close with the writer."""
+        self._deliveries = deliveries
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Appends a row; NaN and infinity are written as null."""
         finite = {name: value if abs(value) < float("inf") else None for name, value in scalars.items()}
-        self._rows.write(json.dumps({"step": step, **finite}) + "\n")
-        self._rows.flush()
-        values = [self._summary.Summary.Value(tag=k, simple_value=v) for k, v in scalars.items()]
-        self._write_event(step=step, summary=self._summary.Summary(value=values))
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.flush()
+        for delivery in self._deliveries:
+            delivery.row(step, scalars)
         if self._on_log:
             self._on_log(step, dict(scalars))
 
+    def picture(self, step: int, name: str, png: bytes) -> None:
+        """Hands a picture to the trackers; the workdir's own files are others' to write."""
+        for delivery in self._deliveries:
+            delivery.picture(step, name, png)
+
     def close(self) -> None:
-        """Closes both files."""
-        self._rows.close()
-        self._events.close()
-
-    def _write_event(self, **fields) -> None:
-        event = self._event.Event(wall_time=time.time(), **fields)
-        self._events.write(event.SerializeToString())
-        self._events.flush()
-
-
-def _keep_rows(path: Path, last_step: int):
-    """Opens a JSON-lines file for appending, cut back to the rows up to `last_step`."""
-    kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= last_step]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)
-    return path.open("a", encoding="utf-8")
+        """Closes the file and the trackers."""
+        self._file.close()
+        for delivery in self._deliveries:
+            delivery.close()

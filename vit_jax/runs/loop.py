@@ -32,6 +32,7 @@ from vit_jax.runs.preemption import StopSignal
 from vit_jax.runs.profiler_trace import Trace, named_steps
 from vit_jax.runs.run_summary import describe
 from vit_jax.runs.splits import notes
+from vit_jax.runs.trackers import deliveries
 from vit_jax.runs.training_log import TrainLog
 from vit_jax.runs.warm_start import fingerprint_of
 from vit_jax.runs.watchdog import Watchdog
@@ -193,7 +194,11 @@ class Run:
         self.first_step = self._restore(peers)
         self.zero_metrics = self.program.initial_metrics()
         self.ledger = Ledger(started, read_rows(workdir / METRICS), self.first_step)
-        writer = MetricWriter(workdir, self.first_step, on_log) if leader else None
+        writer = None
+        if leader:
+            writer = held.enter_context(contextlib.closing(MetricWriter(workdir, self.first_step, on_log)))
+            watchdog.begins("opening the trackers of log.to")
+            writer.deliver_to(deliveries(self.config.log.to, workdir, writer.rows, console.say))
         self.evaluation = PeriodicEvaluation(parts, workdir, console, writer, warn)
         self.log = TrainLog(
             self.config,

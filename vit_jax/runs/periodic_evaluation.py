@@ -100,6 +100,8 @@ class PeriodicEvaluation:
                 folder.mkdir(exist_ok=True)
             for name, content in seen.items():
                 (folder / name).write_bytes(content)
+                if self._writer and name.endswith(".png"):
+                    self._writer.picture(self._parts.steps, f"seen/{name.removesuffix('.png')}", content)
             return write_report(self._workdir)
 
         return write
@@ -124,7 +126,10 @@ class PeriodicEvaluation:
             return
         file = self._workdir / RECONSTRUCTIONS / f"{step}.png"
         file.parent.mkdir(exist_ok=True)
-        file.write_bytes(reconstruction_picture(images))
+        picture = reconstruction_picture(images)
+        file.write_bytes(picture)
+        if self._writer:
+            self._writer.picture(step, RECONSTRUCTIONS, picture)
         if step < self._parts.steps:
             write_report(self._workdir)
 

@@ -1,0 +1,61 @@
+"""MLflow: the server or database that `MLFLOW_TRACKING_URI` names, else MLflow's own default.
+
+`MLFLOW_EXPERIMENT_NAME` names the experiment (else `vit_jax`).
+"""
+
+import io
+import os
+import time
+from collections.abc import Mapping
+
+from vit_jax.errors import UserError
+from vit_jax.runs.trackers.tracker import BaseTracker, RunFacts
+
+MOST_PARAMS, MOST_CHARACTERS = 100, 6000  # Of a call, and of a value.
+
+
+class Tracker(BaseTracker):
+    """Logs rows as metrics, the config as parameters, pictures as images by step."""
+
+    settles_after = 0
+
+    def __init__(self, run: RunFacts, identity: str, last_step: int):
+        try:
+            import mlflow
+            from mlflow.entities import Metric, Param
+        except ImportError as error:
+            raise UserError("config.log.to: mlflow is not installed: pip install mlflow") from error
+        self._metric = Metric
+        try:
+            self._client = mlflow.MlflowClient()
+            self.identity = identity or self._new(run)
+            if not identity:
+                params = [Param(name, str(x)[:MOST_CHARACTERS]) for name, x in run.config.items()]
+                for first in range(0, len(params), MOST_PARAMS):
+                    self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
+            self._client.update_run(self.identity, status="RUNNING")
+        except mlflow.exceptions.MlflowException as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"config.log.to: mlflow does not start: {reason} (its server is named by MLFLOW_TRACKING_URI)"
+            ) from error
+
+    def row(self, step: int, scalars: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._metric(name, value, now, step) for name, value in scalars.items()]
+        self._client.log_batch(self.identity, metrics=metrics)
+
+    def picture(self, step: int, name: str, png: bytes) -> None:
+        from PIL import Image
+
+        self._client.log_image(self.identity, Image.open(io.BytesIO(png)), key=name, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self.identity)
+
+    def _new(self, run: RunFacts) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vit_jax")
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        tags = {"mlflow.note.content": run.title, "workdir": str(run.workdir)}
+        return self._client.create_run(experiment, run_name=run.workdir.name, tags=tags).info.run_id
