@@ -20,9 +20,9 @@ STARTS = {"random parameters": None, "labels": {}} | OBJECTIVES
 
 
 def pretrained(study, objective, seed):
-    """A run; of random parameters one of a step that changes nothing."""
+    """A run; of random parameters one of two steps that change nothing."""
     trained, values = STARTS[objective] is not None, (STARTS[objective] or {}) | {"model__pooling": "cls"}
-    steps = steps_of_equal_compute(config(**RUN), values, STEPS) if trained else 1
+    steps = steps_of_equal_compute(config(**RUN), values, STEPS) if trained else 2
     values |= fewshot(steps, "letters", shots=50, images=5000) | {"knn__sets": (SET,), "knn__every": steps}
     values |= {"knn__neighbours": (10,), "optimizer__learning_rate": 1e-3 if trained else 1e-9}
     return config(**RUN, images=20_000, steps=steps), values

@@ -128,6 +128,7 @@ def run_jobs(
             if failure and in_use(job.workdir):
                 continue  # Another process began it in the same moment.
             if failure:
+                job.failed.parent.mkdir(parents=True, exist_ok=True)
                 job.failed.write_text(failure + "\n")
                 say(f"== {job.name} failed: {failure}")
                 retried.add(job)
