@@ -121,7 +121,7 @@ def attention_jaccard(workdir: Path, share: float = 0.6) -> float:
     opened = open_any(str(workdir))
     model = build_model(opened, say=str)
     images, masks = test_images(workdir, checkpoint_crop(opened, model.image_size))
-    heads = look(model, images, 16)["heads"]
+    heads = look(model, images, 16)["attention"][:, -1]
     return float(np.mean(best_jaccard(heads, masks, share)))
 
 
