@@ -8,6 +8,7 @@ import platform
 import re
 import runpy
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax.config import VALUES, unknown_key
-from vit_jax.config_page import listing
+from vit_jax.config_page import WIDTH, listing
 from vit_jax.errors import UserError, mistake, nearest
 from vit_jax.shipped import CONFIGS, config_names
 
@@ -48,8 +49,23 @@ def _help(section: str) -> str:
     values = listing(section or None) if "config" in flags.FLAGS else ""
     if section:
         return values
-    about = f"{sys.modules['__main__'].__doc__.strip()}\n{flags.FLAGS.main_module_help()}"
+    about = f"{sys.modules['__main__'].__doc__.strip()}\n\n{_flags_of_command()}"
     return f"{about}\n\nValues of the config, with their defaults\n\n{values}" if values else about
+
+
+def _flags_of_command() -> str:
+    """The command's own flags with their defaults, as the values of a config are listed."""
+    lines = ["Flags:"]
+    for flag in flags.FLAGS.get_key_flags_for_module(sys.modules["__main__"].__name__):
+        given = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
+        lines.append(f"  --[no]{flag.name}" if flag.boolean else f"  --{flag.name}={given or '...'}")
+        about, again, _ = flag.help.partition(";\n    repeat this option")
+        kinds = (not flag.boolean and flag.parser.syntactic_help, again and "may be given several times")
+        kind = ", ".join(filter(None, kinds))
+        lines += textwrap.wrap(
+            f"{about} ({kind})" if kind else about, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+        )
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

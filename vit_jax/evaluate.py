@@ -38,7 +38,7 @@ WORKERS = flags.DEFINE_integer(
 )
 SUITE_OPTIONS = {name: option for suite in SUITES.values() for name, option in suite.options.items()}
 FLAGS = {
-    name: (flags.DEFINE_multi_string if option.repeated else flags.DEFINE_string)(name, None, option.meaning)
+    name: (flags.DEFINE_multi_string if option.repeated else flags.DEFINE_string)(name, None, option.in_words)
     for name, option in SUITE_OPTIONS.items()
 }
 

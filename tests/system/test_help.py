@@ -16,7 +16,7 @@ def test_help_says_what_a_command_does_and_its_flags(run, command, flag):
     with open(importlib.util.find_spec(f"vit_jax.{command}").origin) as file:
         first = file.readline().strip().strip('"')
     assert result.stdout.startswith(first)
-    assert f"\n  --{flag}: " in result.stdout
+    assert f"\n  --{flag}=" in result.stdout
 
 
 def test_help_lists_every_value_and_one_section_of_them(run):

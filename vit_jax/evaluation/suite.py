@@ -44,6 +44,14 @@ class SuiteOption(NamedTuple):
     parse: Callable[[Any], Any] = str  # Its text (all its texts, of an option that is repeated) to its value.
     repeated: bool = False
 
+    @property
+    def in_words(self) -> str:
+        """The meaning with the default, where that is a number or several."""
+        numbers = self.default if isinstance(self.default, list) else [self.default]
+        if not numbers or not all(isinstance(x, int | float) for x in numbers):
+            return self.meaning
+        return f"{self.meaning} By default {','.join(f'{x:g}' for x in numbers)}."
+
 
 class Stopped(Exception):
     """The evaluation was told not to go on."""
