@@ -43,7 +43,9 @@ def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), l
     axes.set(xlabel=labels.pop("xlabel", x), ylabel=labels.pop("ylabel", f"{y}, %"), **labels)
     axes.grid(alpha=0.3)
     if by and points:
-        axes.legend(frameon=False, fontsize="small")
+        legend = dict(frameon=False, fontsize="small")
+        # Many lines leave no room among them.
+        axes.legend(**legend) if len(series) <= 4 else figure.legend(loc="outside right upper", **legend)
     return figure
 
 
