@@ -43,6 +43,8 @@ requirements = [
 onnx = ["onnx>=1.20,<2", "onnxruntime>=1.24,<2"]
 trackers = ["wandb>=0.31,<1", "mlflow-skinny>=3,<4"]
 
+cloud = ["gcsfs>=2025.5", "s3fs>=2025.5", "google-cloud-storage>=3,<4"]
+
 setup(
     name="vit_jax",
     version=re.search(r'__version__ = "(.+)"', (here / "vit_jax/__init__.py").read_text())[1],
@@ -98,6 +100,11 @@ setup(
     extras_require={
         "test": [
             *onnx,
+            *cloud,
+            # A server that speaks S3.
+            "moto[s3]>=5.1,<6",
+            "flask",
+            "flask-cors",
             "pytest>=8,<10",
             "pytest-xdist>=3,<4",
             "hypothesis>=6,<7",
@@ -127,8 +134,8 @@ setup(
         "beam": ["apache-beam>=2.71,<3"],
         # Photographs for experiments/elpv.py; their licence is CC BY-NC-SA 4.0: not for commercial use.
         "examples": ["elpv-dataset>=1.0.0.post1,<2"],
-        # Folders of images on gs:// and s3://, through fsspec.
-        "cloud": ["gcsfs", "s3fs"],
+        # Workdirs and folders of images on gs:// and s3://; Orbax asks Google what kind a bucket is.
+        "cloud": cloud,
         # The TPU compiler, for plan on a machine without TPU.
         "plan": ["libtpu>=0.0.42"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],

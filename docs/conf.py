@@ -71,6 +71,7 @@ MARGIN = {
         "Add parts of your own": "docs/extending",
     },
     "Pods": {
+        "From nothing to a running slice": "docs/pods",
         "Train on several hosts": "docs/multi_host",
         "Launch": "experiments/launch/README",
         "Shard, and save memory": "docs/sharding",

@@ -68,14 +68,14 @@ def train(
 
     from vit_jax.runs.caller import Caller
     from vit_jax.runs.loop import train as run
-    from vit_jax.runs.workdir import absolute
+    from vit_jax.runs.workdir import workdir_at
     from vit_jax.training.objectives import handing_in
 
     try:
         with handing_in(objective):
             if objective is not None:  # After the check, which knows the names of the table alone.
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
-            return run(config, absolute(workdir), caller=Caller(data, model, on_log))
+            return run(config, workdir_at(workdir), caller=Caller(data, model, on_log))
     except UserError:
         raise
     except Exception as error:

@@ -15,7 +15,11 @@ from vit_jax.config import check, leaves  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
 CONFIG = command.define_config("The job: a file such as configs/quickstart.py.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is kept; start again on it to go on.")
+WORKDIR = flags.DEFINE_string(
+    "workdir",
+    None,
+    "Where the run is kept, a folder, gs://BUCKET/RUN or s3://BUCKET/RUN; start again on it to go on.",
+)
 COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "Several processes: host:port of the first, or auto on Cloud TPU, GKE and SLURM."
 )
@@ -42,9 +46,9 @@ def main(arguments: list[str]) -> None:
             peers.agree("the code", command.code_version())
 
         from vit_jax.runs.loop import train
-        from vit_jax.runs.workdir import absolute
+        from vit_jax.runs.workdir import workdir_at
 
-        train(config, absolute(WORKDIR.value), peers, started=STARTED)
+        train(config, workdir_at(WORKDIR.value), peers, started=STARTED)
 
 
 if __name__ == "__main__":

@@ -27,23 +27,31 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1 and not (SERVE.value or OUT.value):
         raise UserError("give --out=FILE for the comparison, or --serve")
     from vit_jax.inspection.html_page import write_text
+    from vit_jax.runs.bucket import Bucket, is_url, shown
     from vit_jax.runs.comparison_page import comparison_page
     from vit_jax.runs.run_page import read_run, run_page
-    from vit_jax.runs.workdir import REPORT, absolute
+    from vit_jax.runs.workdir import REPORT, absolute, workdir_at
 
-    workdirs = list(dict.fromkeys(map(absolute, arguments)))
+    places = list(dict.fromkeys(place if is_url(place) else str(absolute(place)) for place in arguments))
 
     def make(live: bool = False) -> str:
-        runs = [read_run(workdir) for workdir in workdirs]
+        runs = [read_run(workdir_at(place)) for place in places]
         return comparison_page(runs, live) if len(runs) > 1 else run_page(runs[0], live)
 
-    for run in map(read_run, workdirs):
+    for run in (read_run(workdir_at(place)) for place in places):
         if not run.figures:
-            print(f"note: {run.workdir} has no evaluation yet: the page shows its curves and its config")
+            print(
+                f"note: {shown(run.workdir)} has no evaluation yet: the page shows its curves and its config"
+            )
     if SERVE.value:
         serve(lambda: make(live=True), PORT.value)
         return
-    out = absolute(OUT.value) if OUT.value else workdirs[0] / REPORT
+    if not OUT.value and is_url(places[0]):
+        bucket = Bucket(places[0].rstrip("/"))
+        bucket.write(REPORT, make().encode())
+        print(f"{bucket.url}/{REPORT}")
+        return
+    out = absolute(OUT.value or f"{places[0]}/{REPORT}")
     try:
         print(write_text(out, make()))
     except OSError as error:

@@ -18,6 +18,7 @@ from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
+from vit_jax.runs.bucket import is_url
 from vit_jax.runs.loop import train
 from vit_jax.runs.workdir import absolute, checkpoint_crop, open_any
 
@@ -49,12 +50,12 @@ def run_suites(
       UserError: there is no such checkpoint or suite; `out` has other results.
     """
     chosen = chosen_suites(names)
-    hub = str(checkpoint).startswith("hf://")
-    name = str(checkpoint) if hub else str(absolute(checkpoint))  # Relative paths mean others elsewhere.
+    url = str(checkpoint).startswith("hf://") or is_url(checkpoint)
+    name = str(checkpoint) if url else str(absolute(checkpoint))  # Relative paths mean others elsewhere.
     opened = open_any(checkpoint, image_size)
     described = opened.describe()
     say(described)
-    results = Results(Path(out), name, described.split(": ")[0])
+    results = Results(absolute(out), name, described.split(": ")[0])
 
     def load():
         changes = {"image_size": image_size} if image_size else {}

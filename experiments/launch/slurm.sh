@@ -20,7 +20,14 @@ MAX_RESTARTS=${MAX_RESTARTS:-20}
 for argument in "$@"; do
     case $argument in --workdir=*) workdir=${argument#--workdir=} ;; esac
 done
-: "${workdir:?give --workdir=DIR, a folder that all nodes share}"
+: "${workdir:?give --workdir=DIR, a folder that all nodes share, or s3://BUCKET/RUN}"
+
+# Is there a file or an object of that name?
+exists() {
+    python -c 'import sys, fsspec
+files, path = fsspec.url_to_fs(sys.argv[1])
+sys.exit(not files.exists(path))' "$1"
+}
 
 # JAX gives a SLURM task one GPU; ours takes all of its node.
 if [ -n "${SLURM_GPUS_ON_NODE:-}" ]; then
@@ -37,7 +44,7 @@ code=$?
 
 if [ $code -eq 2 ]; then
     exit 2  # A mistake in the command: the same command would make it again.
-elif [ $code -eq 0 ] && [ -e "$workdir/report.html" ]; then
+elif [ $code -eq 0 ] && exists "$workdir/report.html"; then
     exit 0
 elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$MAX_RESTARTS" ]; then
     echo "giving up after $MAX_RESTARTS restarts" >&2

@@ -13,17 +13,18 @@ import pytest
 
 from tests.system.conftest import SMALL, parameters
 from vit_jax.runs.goodput import read_rows
+from vit_jax.runs.workdir import workdir_at
 
 
-def figures(workdir: Path) -> list[dict]:
+def figures(workdir: Path | str) -> list[dict]:
     """The rows of metrics.jsonl without what the clock says."""
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (workdir_at(workdir) / "metrics.jsonl").read_text().splitlines()]
     timed = ("train/images_per_second", "time/", "goodput")
     timeless = [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]
     return [row for row in timeless if [*row] != ["step"]]  # A stop's row holds its goodput alone.
 
 
-def assert_same(workdir: Path, expected: Path) -> None:
+def assert_same(workdir: Path | str, expected: Path) -> None:
     """Parameters and figures to the bit."""
     for one, other in zip(parameters(workdir), parameters(expected), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -1,16 +1,19 @@
 """Checkpoints of a run, through Orbax: the only module that knows Orbax.
 
-A checkpoint holds `params`, `optimizer` and `run` (step, metrics since the last log line) as
-separate items, so that parameters can be read alone, and beside them a checksum of each. It appears
-by an atomic rename: what is listed is complete. What has been damaged since is found by the
-checksums, whatever the number of processes and devices that wrote or that read it.
+They are in a folder, or in a bucket by a URL. A checkpoint holds `params`, `optimizer` and `run` (step,
+metrics since the last log line) as separate items, so that parameters can be read alone, and beside them a
+checksum of each. It appears by an atomic rename, in a bucket by an object that is written last: what is
+listed is complete. What has been damaged since is found by the checksums, whatever the number of processes
+and devices that wrote or that read it.
 """
 
 import contextlib
+import importlib.metadata
 import itertools
 import json
 import math
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,12 +24,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
+from orbax.checkpoint._src.path import gcs_utils
+from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from vit_jax.errors import UserError
 from vit_jax.options import Option, unless, whole
 from vit_jax.parallel.sharding import path_name
+from vit_jax.runs.bucket import is_url, move, read_through
 from vit_jax.training.step import Metrics, State
 
 DAMAGED = "damaged"  # Folder beside the checkpoints, for those that cannot be restored.
@@ -75,13 +82,16 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | epath.Path,
         keep_last: int | None,
         keep_every: int | None = None,
         keep_best: int = 0,
         say: Callable[[str], None] = print,
     ):
-        self.folder, self._say = folder.absolute(), say  # Orbax finds nothing by a relative path.
+        self._remote, self._say = is_url(folder), say
+        self.folder = folder if self._remote else folder.absolute()  # Orbax finds nothing by a relative path.
+        if str(folder).startswith("s3://"):
+            _teach_orbax_s3()
         if keep_last is None:
             for path, problem in self._unreadable_figures():
                 raise DamagedCheckpoint(f"checkpoint {path} is damaged: {problem}")
@@ -108,6 +118,7 @@ class Checkpoints:
             context=context,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.AnyPreservationPolicy(kept),
+            cleanup_tmp_directories=self._remote and keep_last is not None,
         )
         self._saving = None
 
@@ -266,12 +277,13 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """Removes what is left of writes that were killed; moves aside whose figures Orbax cannot read."""
-        for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(rest)
+        if not self._remote:  # There Orbax does it itself.
+            for rest in self.folder.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(rest)
         for path, problem in self._unreadable_figures():
             self._move_aside(path, f"checkpoint {path} is damaged: {problem}")
 
-    def _unreadable_figures(self) -> Iterator[tuple[Path, str]]:
+    def _unreadable_figures(self) -> Iterator[tuple[Path | epath.Path, str]]:
         """Checkpoints whose figures are no JSON, and why: with one of them Orbax lists none at all."""
         for figures in self.folder.glob("[0-9]*/metrics/metrics"):
             try:
@@ -281,7 +293,7 @@ class Checkpoints:
             except ValueError as error:
                 yield figures.parents[1], f"{figures}: {error}"
 
-    def _set_aside(self, problems: dict[Path, str]) -> None:
+    def _set_aside(self, problems: dict[Path | epath.Path, str]) -> None:
         """Moves damaged checkpoints aside, the newest first."""
         if problems:
             if jax.process_index() == 0:
@@ -290,15 +302,20 @@ class Checkpoints:
             multihost_utils.sync_global_devices("moved aside")
             self._checkpointer.reload()
 
-    def _move_aside(self, path: Path, problem: str) -> None:
+    def _move_aside(self, path: Path | epath.Path, problem: str) -> None:
         folder = path.parent / DAMAGED
         folder.mkdir(exist_ok=True)
         names = itertools.chain([path.name], (f"{path.name}.{count}" for count in itertools.count(2)))
         aside = next(folder / name for name in names if not (folder / name).exists())
-        path.rename(aside)
+        if self._remote:
+            move(str(path), str(aside))
+        else:
+            path.rename(aside)
         self._say(f"{problem}; moved to {aside}")
 
     def _check_space(self, items: dict) -> None:
+        if self._remote:
+            return
         needed = sum(x.nbytes for x in jax.tree.leaves(items))
         free = shutil.disk_usage(self.folder).free
         if free < 1.1 * needed + 1e6:
@@ -333,7 +350,7 @@ def from_items(items: dict) -> tuple[State, Metrics]:
     return weights | {"memory": memory, "frozen": {}, "optimizer": items["optimizer"]} | run, metrics
 
 
-def load_items(folder: Path, like: dict, which: str = "") -> dict:
+def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
     """Some items of one checkpoint in `folder`, such as `params`, and nothing else of it.
 
     Args:
@@ -364,7 +381,7 @@ def load_items(folder: Path, like: dict, which: str = "") -> dict:
     raise UserError(f"no checkpoint in {folder}")
 
 
-def _verdict(path: Path, error: Exception) -> UserError:
+def _verdict(path: Path | epath.Path, error: Exception) -> UserError:
     """The error that says whether a checkpoint is damaged, or only cannot be read now.
 
     Orbax passes over what it may not read and then misses it, so its error says little: the files are read
@@ -374,13 +391,17 @@ def _verdict(path: Path, error: Exception) -> UserError:
         error = error.__cause__
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     try:
-        for folder, _, names in os.walk(path, onerror=_raise):
+        if is_url(path):
+            read_through(str(path))
+        for folder, _, names in os.walk(path, onerror=_raise) if not is_url(path) else ():
             for name in names:
                 with open(os.path.join(folder, name), "rb") as file:
                     while file.read(2**20):
                         pass
     except OSError as unreadable:
         reason, certain = f"{unreadable.strerror}: {unreadable.filename}", False
+    except UserError as unreadable:
+        reason, certain = str(unreadable), False
     else:
         certain = not any(word in reason for word in _PASSING)
     if not path.exists():
@@ -388,6 +409,40 @@ def _verdict(path: Path, error: Exception) -> UserError:
     if not certain:
         return UserError(f"checkpoint {path} cannot be read ({reason}); it need not be damaged, and stays")
     return DamagedCheckpoint(f"checkpoint {path} is damaged: {reason}")
+
+
+def _teach_orbax_s3() -> None:
+    """Makes Orbax take `s3://` as it takes `gs://`: by TensorStore, complete by an object written last.
+
+    By itself it takes such a URL for a relative path (https://github.com/google/orbax/pull/2739).
+
+    Raises:
+      UserError: it is another Orbax, in which these names mean something else.
+    """
+    if gcs_utils.is_gcs_path(epath.Path("s3://bucket/run")):
+        return
+    normalize, to_gcs = tensorstore_utils._normalize_path, gcs_utils.get_kvstore_for_gcs
+    gcs_utils._GCS_PATH_PREFIX = ("gs://", "s3://")
+    gcs_utils.get_kvstore_for_gcs = lambda path: _s3_store(path) if path.startswith("s3://") else to_gcs(path)
+    tensorstore_utils._use_gcs_driver = is_url
+    tensorstore_utils._normalize_path = lambda path: re.sub("^s3:/+", "s3://", normalize(path))
+    made = tensorstore_utils.build_kvstore_tspec("s3://bucket/run", use_ocdbt=True)
+    if made["base"].get("bucket") != "bucket" or not gcs_utils.is_gcs_path(epath.Path("s3://bucket/run")):
+        raise UserError(
+            f"orbax-checkpoint {importlib.metadata.version('orbax-checkpoint')} cannot be made to write to "
+            "s3://: mount the bucket, or install the version of requirements.txt"
+        )
+
+
+def _s3_store(url: str) -> dict:
+    """TensorStore's description of a place in S3, at the endpoint that AWS's variables name."""
+    bucket, _, path = url.removeprefix("s3://").partition("/")
+    store = {"driver": "s3", "bucket": bucket, "path": path}
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        store["endpoint"] = endpoint
+    if os.environ.get("AWS_ACCESS_KEY_ID"):  # Else all of AWS's ways are tried.
+        store["aws_credentials"] = {"type": "environment"}
+    return store
 
 
 def _raise(error: OSError):
@@ -436,7 +491,7 @@ def _fingerprint(item: dict) -> int:
     return zlib.crc32(repr(sorted(_arrays(item).items())).encode())
 
 
-def _check_same(path: Path, wanted: dict[str, str], found: dict[str, str]) -> None:
+def _check_same(path: Path | epath.Path, wanted: dict[str, str], found: dict[str, str]) -> None:
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(

@@ -22,6 +22,8 @@ from vit_jax.parallel.process_settings import keep_freed_memory, share_interpret
 from vit_jax.parallel.sharding import path_name
 from vit_jax.progress import duration
 from vit_jax.runs.assemble import Parts, assemble
+from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
+from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.caller import Caller
 from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
 from vit_jax.runs.console import Console, MetricWriter
@@ -36,7 +38,7 @@ from vit_jax.runs.trackers import deliveries
 from vit_jax.runs.training_log import TrainLog
 from vit_jax.runs.warm_start import fingerprint_of
 from vit_jax.runs.watchdog import Watchdog
-from vit_jax.runs.workdir import CHECKPOINTS, METRICS, check_shared, claim, make_manifest, settled_config
+from vit_jax.runs.workdir import METRICS, check_shared, claim, make_manifest, settled_config
 from vit_jax.runs.workdir_lock import Lock
 from vit_jax.training.objectives import is_handed_in, objective_of
 
@@ -92,7 +94,7 @@ def _take_workdir(
     watchdog: Watchdog,
     held: contextlib.ExitStack,
     flops: float,
-) -> tuple[Lock | None, Console]:
+) -> tuple[Lock | BucketLock | None, Console]:
     """The lock of the workdir, which one process holds for all, and the console, which has described the run.
 
     Args:
@@ -119,7 +121,7 @@ def _take_workdir(
     )
     watchdog.begins("reading the frozen model")
     manifest |= _identified(config, parts, peers)
-    watchdog.begins(f"taking the workdir {workdir}")
+    watchdog.begins(f"taking the workdir {shown(workdir)}")
     lock = held.enter_context(claim(workdir, config, manifest)) if leader else None
     held.enter_context(_lost_workdir_in_words(lock))
     check_shared(workdir, peers)
@@ -176,7 +178,7 @@ class Run:
         started: float,
         watchdog: Watchdog,
         console: Console,
-        lock: Lock | None,
+        lock: Lock | BucketLock | None,
         held: contextlib.ExitStack,
         flops: float,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
@@ -185,12 +187,13 @@ class Run:
         self.started, self.watchdog, self.console, self.lock = started, watchdog, console, lock
         leader = jax.process_index() == 0
         warn = console.say if leader else print  # Each process names the images that it cannot read.
+        self.upload = held.enter_context(Upload(workdir, lock.check)) if lock and url_of(workdir) else None
         self.stop = held.enter_context(StopSignal())
         watchdog.report_to(workdir / f"stacks-{jax.process_index()}.txt", warn)
         watchdog.begins("reading the newest checkpoint")
         retention = self.config.checkpoint
         retention = retention.keep_last, retention.keep_every, retention.keep_best
-        self.checkpoints = held.enter_context(Checkpoints(workdir / CHECKPOINTS, *retention, console.say))
+        self.checkpoints = held.enter_context(Checkpoints(checkpoints_of(workdir), *retention, console.say))
         self.first_step = self._restore(peers)
         self.zero_metrics = self.program.initial_metrics()
         self.ledger = Ledger(started, read_rows(workdir / METRICS), self.first_step)
@@ -261,7 +264,7 @@ class Run:
             (line,) = in_words({"test": figures["test"]}, self.evaluation.metrics)
             self.console.say(f"done after {duration(time.time() - self.started)} | {line}")
             self.console.say(self.ledger.in_words())
-            self.console.say(f"report: {report}")
+            self.console.say(f"report: {shown(report.parent)}/{report.name}")
 
     def _restore(self, peers: Peers) -> int:
         """Sets the state and the metrics to the newest checkpoint's, or to the first; returns their step."""
@@ -334,6 +337,8 @@ class Run:
         self.watchdog.begins("saving")
         if self.lock:  # An evaluation takes its time.
             self.lock.check()
+        if self.upload:  # The rows up to here, which the run that goes on from it keeps.
+            self.upload.flush()
         saved = figures and self.evaluation.saved(figures)
         self.checkpoints.save(step, as_items(self.state, self.metrics), saved)
 
@@ -345,7 +350,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def _lost_workdir_in_words(lock: Lock | None):
+def _lost_workdir_in_words(lock: Lock | BucketLock | None):
     """Errors that come of a workdir that is gone say so."""
     try:
         yield

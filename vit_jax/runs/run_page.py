@@ -20,6 +20,7 @@ from vit_jax.interop.checkpoint import all_names, complete, model_name, sketch
 from vit_jax.models import FAMILIES, count_multiply_adds, count_parameters
 from vit_jax.progress import duration
 from vit_jax.runs.answer_sections import answer_sections
+from vit_jax.runs.bucket import shown
 from vit_jax.runs.goodput import KINDS, read_rows
 from vit_jax.runs.predictions import Predictions, kept
 from vit_jax.runs.report_pictures import SEEN, kept_pictures
@@ -113,7 +114,7 @@ def read_run(workdir: Path) -> RunFiles:
     """
     saved = saved_run(workdir)
     if saved is None:
-        raise UserError(f"no run in {workdir}: it has no {CONFIG}")
+        raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")
     return RunFiles(workdir, saved, read_rows(workdir / METRICS), kept(workdir))
 
 

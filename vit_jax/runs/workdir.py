@@ -53,16 +53,19 @@ from vit_jax.models import FAMILIES
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.sharding import path_name
 from vit_jax.published.unheld import refuse_unheld
+from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, is_url, shown, url_of
+from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.training.lora import effective, init_extra
 from vit_jax.training.objectives import abstract_objective, objective_of
 from vit_jax.training.schedule import sees_length
 
-CONFIG, MANIFEST, CHECKPOINTS = "config.json", "manifest.json", "checkpoints"
+CONFIG, MANIFEST = "config.json", "manifest.json"
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 REPORT, SEEN_FOLDER = "report.html", "seen"
 LENGTH = {"steps", "epochs"}
+SHARED = ".shared"
 SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
 
 
@@ -78,7 +81,7 @@ class SavedRun(NamedTuple):
 @contextlib.contextmanager
 def claim(
     workdir: Path, config: ConfigDict, manifest: dict, say: Callable[[str], None] = print
-) -> Iterator[Lock]:
+) -> Iterator[Lock | BucketLock]:
     """The context in which `workdir` is this config's, made so if it is new, and no other run's.
 
     A run in which nothing depends on its length is made longer where the config is.
@@ -90,7 +93,10 @@ def claim(
         try:
             _belongs(workdir, config, manifest)  # Before anything is made.
             workdir.mkdir(parents=True, exist_ok=True)
-            lock = held.enter_context(Lock(workdir, say))
+            url = url_of(workdir)
+            lock = held.enter_context(BucketLock(Bucket(url), say) if url else Lock(workdir, say))
+            if url:
+                fetched(url)
             saved = _belongs(workdir, config, manifest)  # Again: whoever had it may have made it another's.
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
@@ -101,7 +107,7 @@ def claim(
                 text = json.loads(saved.text) | {name: config[name] for name in LENGTH}
                 _write(workdir, saved.manifest | {"steps": after}, json.dumps(text, indent=2))
         except OSError as error:
-            raise UserError(f"cannot write to the workdir {workdir}: {error.strerror}") from error
+            raise UserError(f"cannot write to the workdir {shown(workdir)}: {error.strerror}") from error
         yield lock
 
 
@@ -125,7 +131,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
             if not of_length or manifest["steps"] < saved.manifest["steps"] or _sees_length(config):
                 hint = "; only where nothing depends on its length may it be made longer" if of_length else ""
                 raise UserError(
-                    f"{workdir} belongs to a run with another config ({'; '.join(differing)}); "
+                    f"{shown(workdir)} belongs to a run with another config ({'; '.join(differing)}); "
                     f"give another --workdir, or the config it was started with{hint}"
                 )
         as_saved = json.loads(json.dumps(manifest))
@@ -133,8 +139,10 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
         return saved
     # What an earlier start left that was killed while it made the workdir.
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)
-    if workdir.exists() and any(not path.name.startswith(begun) for path in workdir.iterdir()):
-        raise UserError(f"{workdir} holds files but no run; give a new or empty --workdir")
+    url = url_of(workdir)
+    names = Bucket(url).top() if url else os.listdir(workdir) if workdir.exists() else ()
+    if any(not name.startswith(begun) for name in names):
+        raise UserError(f"{shown(workdir)} holds files but no run; give a new or empty --workdir")
     return None
 
 
@@ -159,7 +167,7 @@ def _check_same(workdir: Path, saved: dict, given: dict) -> None:
     for name, known in saved.items():
         if differing := [key for key, value in known.items() if given.get(name, {}).get(key) != value]:
             raise UserError(
-                f"{workdir} belongs to a run of other {name} (other {', '.join(differing)}); give "
+                f"{shown(workdir)} belongs to a run of other {name} (other {', '.join(differing)}); give "
                 "what it was started with, or another workdir"
             )
 
@@ -181,16 +189,18 @@ def saved_run(workdir: Path) -> SavedRun | None:
                 written = text
                 configs.from_json(text)  # Its values are of the types that they should be.
         except OSError as error:
-            raise UserError(f"cannot read {workdir / name}: {error.strerror}") from error
+            raise UserError(f"cannot read {shown(workdir)}/{name}: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{workdir / name} is damaged ({' '.join(str(error).split())[:200]}); put back a copy of it: "
-                "the checkpoints beside it are not concerned"
+                f"{shown(workdir)}/{name} is damaged ({' '.join(str(error).split())[:200]}); put back a copy "
+                "of it: the checkpoints beside it are not concerned"
             ) from error
     manifest = json.loads(text)
     format = manifest.get("format", 1)
     if not isinstance(format, int) or not isinstance(manifest.get("model"), dict):
-        raise UserError(f"{workdir / MANIFEST} is damaged: it does not say the model; put back a copy of it")
+        raise UserError(
+            f"{shown(workdir)}/{MANIFEST} is damaged: it does not say the model; put back a copy of it"
+        )
     return SavedRun(written, saved_config(written, format), manifest, format)
 
 
@@ -204,19 +214,32 @@ def check_shared(workdir: Path, peers: Peers) -> None:
     """Raises UserError on a process whose `workdir` is not the leader's."""
     if peers.count == 1:
         return
-    file = workdir / ".shared"
-    if peers.index == 0:
-        file.write_text(secrets.token_hex(8))
-    token = peers.share("the workdir", file.read_text() if peers.index == 0 else None)
+    url, file = url_of(workdir), workdir / SHARED
+    bucket = Bucket(url) if url else None
+
+    def found() -> bytes | None:
+        if bucket:
+            return bucket.read(SHARED)
+        return file.read_bytes() if file.exists() else None
+
+    token = secrets.token_hex(8) if peers.index == 0 else ""
+    if bucket and token:
+        bucket.write(SHARED, token.encode())
+    elif token:
+        file.write_text(token)
+    token = peers.share("the workdir", token or None)
     until = time.monotonic() + SEEN_SECONDS
-    while not (file.exists() and file.read_text() == token):
+    while found() != token.encode():
         if time.monotonic() > until:
             raise UserError(
-                f"the workdir {workdir} is not that of {peers.name(0)}: give a folder that all hosts share"
+                f"the workdir {shown(workdir)} is not that of {peers.name(0)}: give a folder that all hosts "
+                "share"
             )
         time.sleep(0.1)
     peers.barrier("the workdir is shared")
-    if peers.index == 0:
+    if peers.index == 0 and bucket:
+        bucket.remove(SHARED)
+    elif peers.index == 0:
         file.unlink()
 
 
@@ -290,13 +313,15 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     """
     saved = saved_run(workdir)
     if saved is None:
-        raise UserError(f"no run in {workdir}: it has no {CONFIG}")
+        raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")
     config, manifest = saved.config, saved.manifest
     arguments = dict(manifest["model"])
     kind = arguments.pop("class", None)
     model = next((family.model for family in FAMILIES if family.name == kind), None)
     if model is None:
-        raise UserError(f"{workdir / MANIFEST} is damaged: it names no kind of model; put back a copy of it")
+        raise UserError(
+            f"{shown(workdir)}/{MANIFEST} is damaged: it names no kind of model; put back a copy of it"
+        )
     if isinstance(rope := arguments.get("rope"), bool):  # Of an earlier version, which had one kind.
         arguments["rope"] = "eva02" if rope else "none"
     values = complete(model, arguments)
@@ -304,12 +329,12 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     params = _abstract(shapes)
     known = manifest.get("objective")  # Where a program handed it in, it is not of the table.
     if memory := known["judged"] if known else objective_of(config).judged(config):
-        items = load_items(workdir / CHECKPOINTS, {memory: params}, which)
+        items = load_items(checkpoints_of(workdir), {memory: params}, which)
         params = items[memory]
     else:
         extra = jax.eval_shape(functools.partial(init_extra, config), params)
         weights = {"params": params} | ({"extra": extra} if extra else {})
-        items = load_items(workdir / CHECKPOINTS, weights, which)
+        items = load_items(checkpoints_of(workdir), weights, which)
         params = effective({"extra": {}} | items)
     objective = None if known else _objective_params(workdir, config, items["step"], model, values)
 
@@ -317,7 +342,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         return _at(params, path)
 
     return Checkpoint(
-        f"{workdir}{which and '@' + which}",
+        f"{shown(workdir)}{which and '@' + which}",
         "a run",
         model,
         values,
@@ -360,7 +385,7 @@ def _objective_params(
     }
 
     def load(item, like):
-        return load_items(workdir / CHECKPOINTS, {item: like}, str(step))[item]
+        return load_items(checkpoints_of(workdir), {item: like}, str(step))[item]
 
     def sources(shapes):
         own = load("extra", {"objective": _abstract(shapes)})["objective"]
@@ -370,7 +395,7 @@ def _objective_params(
         return ObjectiveParams(objective.name, said, sources)
 
     def remembered(shapes):
-        check_shapes(str(workdir), objective.name, own, shapes)
+        check_shapes(shown(workdir), objective.name, own, shapes)
         params = load(kind.own_memory, _abstract(own))
         return {path: functools.partial(_at, params, path) for path in shapes}
 
@@ -427,12 +452,30 @@ def checkpoint_crop(
 
 
 def absolute(path: str | Path) -> Path:
-    """The path from the root on, `~` as the home folder: in --flag=~/x a shell leaves it as it is."""
+    """The path from the root on, `~` as the home folder: in --flag=~/x a shell leaves it as it is.
+
+    Raises:
+      UserError: it is the URL of a bucket.
+    """
+    if is_url(path):
+        raise UserError(f"{path} is in a bucket, where this is not written: give a folder, and copy it there")
     return Path(os.path.expanduser(path)).absolute()
 
 
+def workdir_at(place: str | Path) -> Path:
+    """The folder of a workdir: its own, or where its files were just fetched to from a bucket.
+
+    Raises:
+      UserError: the bucket cannot be used.
+    """
+    return fetched(str(place)) if is_url(place) else absolute(place)
+
+
 def place_of(source: str | Path) -> tuple[Path, str]:
-    """A source's absolute path, and which checkpoint of a run is meant: `WORKDIR@best`, `WORKDIR@3000`."""
+    """The folder of a source, and which checkpoint of a run is meant: `WORKDIR@best`, `WORKDIR@3000`."""
+    if is_url(source):
+        name, _, which = str(source).rpartition("@") if "@" in str(source) else (str(source), "", "")
+        return fetched(name), which
     path = absolute(source)
     if "@" not in path.name or path.exists():
         return path, ""
@@ -447,6 +490,11 @@ def open_any(source: str | Path, image_size=None) -> Checkpoint:
     path, which = place_of(source)
     if (path / CONFIG).is_file() and (path / MANIFEST).is_file():
         return open_workdir(path, which)
+    if is_url(source):
+        raise UserError(
+            f"no run in {shown(path)}: it has no {CONFIG}; in a bucket only workdirs are read, other "
+            "checkpoints in a folder"
+        )
     if which or not path.exists():
         refuse_unheld(str(source))
         raise UserError(

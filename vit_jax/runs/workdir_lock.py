@@ -134,7 +134,7 @@ class Lock:
                 return None  # Whoever removed it made the next.
             if holder is None:
                 return None
-            held = _held(holder, status.st_ino, locked)
+            held = still_held(holder, status.st_ino, locked)
             if held is None:
                 if seen is None:
                     seen, silent = status.st_mtime_ns, self._silent_seconds(status.st_mtime_ns)
@@ -197,15 +197,7 @@ class Lock:
         """Locks the file that was made and writes this process into it."""
         with contextlib.suppress(OSError):  # Not every file system can.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        holder = Holder(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            since=time.time(),
-            boot=_boot(),
-            namespace=_namespace(),
-            born=_born(os.getpid()) or "",
-            inode=os.fstat(self._descriptor).st_ino,
-        )
+        holder = this_process(os.fstat(self._descriptor).st_ino)
         self._content = json.dumps(holder._asdict()).encode()
         os.write(self._descriptor, self._content)
         os.fsync(self._descriptor)
@@ -226,7 +218,7 @@ def in_use(workdir: Path) -> bool:
             status, locked, holder = os.fstat(file.fileno()), _locked(file.fileno()), _read(file)
     except FileNotFoundError:
         return False
-    held = holder and _held(holder, status.st_ino, locked)
+    held = holder and still_held(holder, status.st_ino, locked)
     return bool(lock._silent_seconds(status.st_mtime_ns) < STALE_SECONDS if holder and held is None else held)
 
 
@@ -255,7 +247,20 @@ def _locked(descriptor: int) -> bool | None:
     return False
 
 
-def _held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
+def this_process(inode: int = 0) -> Holder:
+    """The holder that this process is."""
+    return Holder(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        since=time.time(),
+        boot=_boot(),
+        namespace=_namespace(),
+        born=_born(os.getpid()) or "",
+        inode=inode,
+    )
+
+
+def still_held(holder: Holder, inode: int, locked: bool | None) -> bool | None:
     """True where the process that a lock file names still has it; None: this host cannot know."""
     if holder.boot != _boot():
         return None

@@ -61,6 +61,7 @@ def array_records(path: str, label_key: str | None, num_classes: int | None) -> 
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from etils import epath
 
+    refuse_s3(path)
     if label_key is None:
         num_classes = 0
     elif num_classes is None:
@@ -75,6 +76,15 @@ def array_records(path: str, label_key: str | None, num_classes: int | None) -> 
         raise UserError(f"cannot read {path}: {first_line(error)}") from error
     read = partial(image_and_labels, label_key=label_key)
     return Records(path, records, read, tuple(map(str, range(num_classes))), max_labels=16)
+
+
+def refuse_s3(path: str) -> None:
+    """Raises UserError for a path that the reader of ArrayRecord files has no way to."""
+    if path.startswith("s3://"):
+        raise UserError(
+            f"{path} (data.path): ArrayRecord files are read from disks and gs://; mount the bucket, "
+            "or copy them"
+        )
 
 
 def first_line(error: Exception) -> str:

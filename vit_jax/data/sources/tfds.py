@@ -5,7 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from vit_jax.data.sources.array_record import Records, first_line, image_and_labels
+from vit_jax.data.sources.array_record import Records, first_line, image_and_labels, refuse_s3
 from vit_jax.data.sources.kind import SourceKind, last_folder
 from vit_jax.data.sources.slices import absolute
 from vit_jax.errors import UserError, nearest
@@ -44,6 +44,7 @@ def tfds_builder(path: str):
 
     if not path:
         raise UserError("data.path is empty: give the name of a TFDS data set, such as imagenet2012")
+    refuse_s3(path)
     # A version (imagenet2012:5.1.0) is part of the name, a data_dir starts like a path.
     name, data_dir = re.fullmatch(r"((?:gs://)?[^:]*(?::[\d.*]+)?)(?::(.+))?", path).groups()
     is_folder = name.startswith(("/", ".", "~", "gs://"))

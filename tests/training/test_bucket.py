@@ -1,0 +1,145 @@
+"""Workdirs in buckets: their files, and one run at a time."""
+
+import itertools
+import json
+import threading
+
+import pytest
+
+from tests.buckets import KINDS, serving
+from vit_jax.errors import UserError
+from vit_jax.runs.bucket import Bucket, Upload, fetched, url_of
+from vit_jax.runs.bucket_lock import BucketLock
+from vit_jax.runs.workdir_lock import this_process
+
+COUNT = itertools.count()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    with serving(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def url(kind) -> str:
+    """Of a new workdir."""
+    return f"{kind}://pods/runs/{next(COUNT)}"
+
+
+def lock(url, **options) -> BucketLock:
+    return BucketLock(Bucket(url), **{"say": pytest.fail, "beat_seconds": 0.2} | options)
+
+
+def elsewhere(url, number=1, beat=0) -> None:
+    """Makes the lock of a process on another host, or its next sign of life."""
+    holder = this_process()._replace(host="pod-7", boot="another")._asdict()
+    content = holder | {"since": 0, "token": "its own", "beat": beat}
+    Bucket(url).write(f".lock-{number}", json.dumps(content).encode())
+
+
+def test_an_object_is_made_once(url):
+    bucket = Bucket(url)
+    made = []
+    threads = [
+        threading.Thread(target=lambda i=i: made.append(bucket.create("x", b"%d" % i))) for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [False] * 7 + [True]
+    assert bucket.names() == ["x"] and bucket.top() == ["x"]
+    bucket.remove("x")
+    assert bucket.read("x") is None and bucket.top() == []
+
+
+def test_second_run_on_the_workdir_is_refused(url):
+    with lock(url), pytest.raises(UserError, match=f"^{url} is in use by another run: process"), lock(url):
+        pass
+
+
+def test_lock_that_was_given_back_is_free_at_once(url):
+    for _ in range(2):
+        with lock(url):
+            pass
+    assert Bucket(url).names() == [".lock-2"]
+
+
+def test_lock_of_a_host_without_signs_of_life_is_taken_over(url):
+    elsewhere(url)
+    said = []
+    with lock(url, say=said.append, stale_seconds=0.5) as mine:
+        mine.check()
+    assert "in use by process" in said[0] and "pod-7" in said[0]
+    assert said[1].startswith(f"note: taking over {url} from process")
+
+
+def test_lock_of_a_host_that_gives_signs_of_life_is_not(url):
+    elsewhere(url)
+    timer = threading.Timer(0.6, elsewhere, [url], {"beat": 1})
+    timer.start()
+    with pytest.raises(UserError, match="is in use by another run: process .* on pod-7"):
+        lock(url, say=str, stale_seconds=20).__enter__()
+    timer.join()
+
+
+def test_run_that_was_taken_over_notices_and_copies_nothing(url):
+    workdir = fetched(url)
+    with lock(url) as mine:
+        elsewhere(url, number=2)
+        (workdir / "log.txt").write_text("of the first\n")
+        with pytest.raises(UserError, match=f"{url} was taken over by process .* on pod-7"):
+            Upload(workdir, mine.check).flush()
+    assert Bucket(url).read("log.txt") is None
+
+
+def test_run_whose_workdir_is_deleted_notices(url):
+    with lock(url) as mine:
+        for name in Bucket(url).names():
+            Bucket(url).remove(name)
+        with pytest.raises(UserError, match=f"the workdir {url} was deleted"):
+            mine.check()
+
+
+def test_files_that_grow_follow_to_the_bucket_and_come_back(url):
+    workdir = fetched(url)
+    assert url_of(workdir) == url
+    with Upload(workdir, check=lambda: None, seconds=0.1) as upload:
+        (workdir / "seen").mkdir()
+        (workdir / "seen" / "tokens.png").write_bytes(b"\x89PNG\r\n")
+        with (workdir / "metrics.jsonl").open("a") as rows:
+            for step in range(3):
+                print(json.dumps({"step": step}), file=rows, flush=True)
+                upload.flush()
+                assert Bucket(url).read("metrics.jsonl").decode().count("\n") == step + 1
+        (workdir / "report.html").write_text("done")
+    assert sorted(Bucket(url).names()) == ["metrics.jsonl", "report.html", "seen/tokens.png"]
+    for path in workdir.rglob("*.*"):
+        path.unlink()
+    assert (fetched(url + "/") / "seen" / "tokens.png").read_bytes() == b"\x89PNG\r\n"
+
+
+def test_bucket_that_is_not_there_is_one_line(kind):
+    with pytest.raises(UserError, match=f"^there is no bucket {kind}://nowhere, or these credentials"):
+        fetched(f"{kind}://nowhere/run")
+    with pytest.raises(UserError, match="is a whole bucket: name a folder in it"):
+        fetched(f"{kind}://pods")
+
+
+def test_records_are_read_from_googles_buckets_and_refused_in_others(tmp_path, monkeypatch):
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    from vit_jax.data.sources.array_record import array_records
+
+    writer = ArrayRecordWriter(str(tmp_path / "x"), "group_size:1,uncompressed")
+    for number in range(5):
+        writer.write(b"record %d" % number)
+    writer.close()
+    with serving("gs") as variables:
+        monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", variables["STORAGE_EMULATOR_HOST"])
+        Bucket("gs://pods/set").write("train-0.array_record", (tmp_path / "x").read_bytes())
+        source = array_records("gs://pods/set/train-*", None, None)
+        assert [bytes(record) for record in source.records] == [b"record %d" % number for number in range(5)]
+    with pytest.raises(UserError, match="s3://pods/x .*mount the bucket, or copy them"):
+        array_records("s3://pods/x", None, None)

@@ -1,0 +1,168 @@
+"""One run at a time on a workdir in a bucket, which knows neither links nor locks of the kernel.
+
+As in a folder (`workdir_lock.py`), the newest of the objects `.lock-1`, `.lock-2`, ... says who has the
+workdir, an empty one nobody, and a number is never used twice: the bucket itself makes an object only where
+there is none (`ifGenerationMatch=0` of Google Cloud Storage, `If-None-Match: *` of S3). The holder writes its
+own anew every few seconds. A store that takes no notice of the condition protects from all but a second start
+within the same second, which the first of the two notices at its next sign of life.
+"""
+
+import contextlib
+import json
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vit_jax.errors import UserError
+from vit_jax.runs.bucket import Bucket
+from vit_jax.runs.workdir_lock import PREFIX, STALE_SECONDS, Holder, still_held, this_process
+
+BEAT_SECONDS = 15.0  # Between two signs of life: each is a write that the bucket's owner pays for.
+
+
+class Sign(NamedTuple):
+    """The content of a lock's object."""
+
+    holder: Holder
+    token: str  # The holder's own.
+    beat: int  # Of its signs of life.
+
+
+class BucketLock:
+    """The lock on the workdir in a bucket; it is held as a context.
+
+    Args:
+      say: is told whom it was taken over from, and for whom it waits.
+      beat_seconds, stale_seconds: the same for all that may want the workdir.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        say: Callable[[str], None] = print,
+        beat_seconds: float = BEAT_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
+    ):
+        self._bucket, self._say = bucket, say
+        self._beat_seconds, self._stale_seconds = beat_seconds, stale_seconds
+        self._token, self._closed = secrets.token_hex(8), threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+
+    def __enter__(self):
+        """Takes the workdir; waits where only time can tell whether another host's process lives.
+
+        Raises:
+          UserError: another run has it, or the bucket cannot be used.
+        """
+        self._holder = this_process()
+        while True:
+            newest = self._newest()
+            left_by = self._wait(newest) if newest else None
+            self._number = newest + 1
+            if self._bucket.create(self._name(self._number), self._content(0)) and self._is_mine():
+                break
+        if left_by:
+            self._say(f"note: taking over {self._bucket.url} from {left_by}: that process is gone")
+        for name in self._names():
+            if _number(name) < self._number:
+                self._bucket.remove(name)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._closed.set()
+        self._thread.join()
+        with contextlib.suppress(UserError):  # It becomes stale then.
+            if self._is_mine():
+                self._bucket.write(self._name(self._number), b"")
+
+    def check(self) -> None:
+        """Raises UserError when the workdir is no longer there, or no longer this run's."""
+        if self._is_mine():
+            return
+        newest = self._newest()
+        sign = self._read(newest) if newest else None
+        if newest < self._number or not sign:
+            raise UserError(
+                f"the workdir {self._bucket.url} was deleted or made anew in the middle of the run "
+                f"({self._name(self._number)} is gone)"
+            )
+        raise UserError(f"{self._bucket.url} was taken over by {sign.holder}, while this one stood still")
+
+    def _name(self, number: int) -> str:
+        return f"{PREFIX}-{number}"
+
+    def _names(self) -> list[str]:
+        return [name for name in self._bucket.top() if _number(name)]
+
+    def _newest(self) -> int:
+        """The highest number of a lock's object; 0: there is none."""
+        return max(map(_number, self._names()), default=0)
+
+    def _content(self, beat: int) -> bytes:
+        return json.dumps(self._holder._asdict() | {"token": self._token, "beat": beat}).encode()
+
+    def _read(self, number: int) -> Sign | None:
+        """The sign in a lock's object; None where it is empty, which was given back, or gone."""
+        if not (content := self._bucket.read(self._name(number))):
+            return None
+        try:
+            values = json.loads(content)
+            token, beat = values.pop("token"), values.pop("beat")
+            return Sign(Holder(**values), token, beat)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{self._bucket.url}/{self._name(number)} is no lock; remove it if no run uses the workdir"
+            ) from error
+
+    def _is_mine(self) -> bool:
+        """True while the newest object is this process's."""
+        sign = self._read(self._number)
+        return sign is not None and sign.token == self._token and self._newest() == self._number
+
+    def _wait(self, number: int) -> Holder | None:
+        """Waits until the lock is nobody's; returns the process that left it without a word, if one did.
+
+        Raises:
+          UserError: it is held.
+        """
+        first, until = None, 0.0
+        while True:
+            if (sign := self._read(number)) is None:
+                return None
+            alive = still_held(sign.holder, sign.holder.inode, None)
+            if alive is None:
+                if first is None:
+                    first, until = sign, time.monotonic() + self._stale_seconds
+                    self._say(
+                        f"{self._bucket.url} is in use by {sign.holder}; "
+                        f"waiting up to {self._stale_seconds:.0f} s for a sign that it still runs"
+                    )
+                alive = sign != first
+                if not alive and time.monotonic() < until:
+                    time.sleep(min(2.0, self._beat_seconds / 2))
+                    continue
+            if alive:
+                raise UserError(
+                    f"{self._bucket.url} is in use by another run: {sign.holder}; "
+                    "stop that one, or give another --workdir"
+                )
+            return sign.holder
+
+    def _beat(self) -> None:
+        beat = 0
+        while not self._closed.wait(self._beat_seconds):
+            beat += 1
+            with contextlib.suppress(UserError):  # Who writes next will say it.
+                if not self._is_mine():
+                    return
+                self._bucket.write(self._name(self._number), self._content(beat))
+
+
+def _number(name: str) -> int:
+    """The number of a lock's object; 0 for another name."""
+    found = re.fullmatch(rf"{re.escape(PREFIX)}-(\d+)", name)
+    return int(found[1]) if found else 0
