@@ -52,6 +52,7 @@ MODELS = {
     "DINO": VIT | dict(stochastic_depth=0.2),
     "DINOv2": VIT | dict(layer_scale=1e-5, registers=2, pooling="cls"),
     "distillation": VIT | dict(distillation="heads"),
+    "EVA": VIT | dict(pooling="gap"),
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
@@ -62,6 +63,7 @@ OBJECTIVES = {
         **dict(centring="sinkhorn", patch_weight=1.0, patch_prototypes=64),
     ),
     "distillation": dict(name="distillation"),
+    "EVA": dict(name="eva", teacher_features="head"),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5
 
@@ -85,7 +87,7 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
     mesh = make_mesh(config.mesh, jax.devices()[: int(np.prod(mesh_shape))])
     with tempfile.TemporaryDirectory() as folder:
         frozen = None
-        if model == "distillation":
+        if model in ("distillation", "EVA"):
             config.objective.teacher = make_teacher(config.data.image_size, Path(folder) / "teacher")
             frozen = open_frozen(config)
         classes = CLASSES if labels else 0

@@ -13,9 +13,11 @@ from vit_jax.training.objectives.block_masks import block_masks
 GRID = 14, 14
 
 
-def masks_of(count: int, images: int, grid=GRID, seed=0):
+def masks_of(count: int, images: int, grid=GRID, seed=0, smallest=4):
     keys = jax.random.split(jax.random.key(seed), images)
-    made = jax.jit(block_masks, static_argnums=2)(keys, jnp.full(images, count, jnp.int32), grid)
+    made = jax.jit(block_masks, static_argnums=(2, 3))(
+        keys, jnp.full(images, count, jnp.int32), grid, smallest
+    )
     return np.asarray(made).reshape(images, *grid)
 
 
@@ -27,13 +29,13 @@ def test_exactly_so_many_patches_are_masked(grid):
     assert found.sum(1).tolist() == counts.tolist()
 
 
-def by_the_definition(count: int, rng: random.Random) -> np.ndarray:
+def by_the_definition(count: int, rng: random.Random, smallest: int) -> np.ndarray:
     """A mask by BEiT's algorithm 1 with DINOv3's completion, one step after another."""
     rows, columns = GRID
     mask = np.zeros(GRID, bool)
     while (left := count - mask.sum()) > 0:
         for _ in range(10):
-            area = rng.uniform(4, left)
+            area = rng.uniform(smallest, left)
             aspect = math.exp(rng.uniform(math.log(0.3), -math.log(0.3)))
             height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if height >= rows or width >= columns:
@@ -50,11 +52,11 @@ def by_the_definition(count: int, rng: random.Random) -> np.ndarray:
     return mask
 
 
-@pytest.mark.parametrize("count", [20, 60, 98])
-def test_masks_are_distributed_as_the_definition_says(count):
+@pytest.mark.parametrize(("count", "smallest"), [(20, 4), (60, 4), (98, 4), (80, 16)])
+def test_masks_are_distributed_as_the_definition_says(count, smallest):
     rng, images = random.Random(0), 3000
-    ours = masks_of(count, images).astype(float)
-    theirs = np.stack([by_the_definition(count, rng) for _ in range(images)]).astype(float)
+    ours = masks_of(count, images, smallest=smallest).astype(float)
+    theirs = np.stack([by_the_definition(count, rng, smallest) for _ in range(images)]).astype(float)
     # The share of images that mask a patch, and how often neighbours are masked together.
     error = math.sqrt(0.5 / images)
     assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 5 * error

@@ -17,6 +17,7 @@ from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.distillation import Distillation
+from vit_jax.training.objectives.eva import EVA
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
 from vit_jax.training.objectives.objective import Objective
@@ -27,6 +28,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mae": MAE,
     "dino": DINO,
     "distillation": Distillation,
+    "eva": EVA,
 }
 
 # The one that a program hands in, seen by its call of `vit_jax.train` and by no other thread's.

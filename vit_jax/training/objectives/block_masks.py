@@ -6,32 +6,35 @@ import math
 import jax
 import jax.numpy as jnp
 
-SMALLEST = 4  # Patches of a block that is drawn.
+SMALLEST = 4  # Patches of a block that is drawn, as in DINOv2; in BEiT 16.
 ASPECTS = 0.3, 1 / 0.3  # Height over width of a block.
 ATTEMPTS = 10  # At a block, before the rest is drawn one by one.
 
 
-def block_masks(keys: jax.Array, counts: jax.Array, grid: tuple[int, int]) -> jax.Array:
+def block_masks(
+    keys: jax.Array, counts: jax.Array, grid: tuple[int, int], smallest: int = SMALLEST
+) -> jax.Array:
     """Masks, bool `[images, patches]`, of exactly so many patches each.
 
-    Blocks are drawn until no more fit: areas even between 4 patches and those that are left to mask, aspects
-    log-uniform, places even. What is then missing is drawn one by one, as DINOv3 does.
+    Blocks are drawn until no more fit: areas even between the smallest block's and what is left to mask,
+    aspects log-uniform, places even. What is then missing is drawn one by one, as DINOv3 does.
 
     Args:
       keys: one for each image.
       counts: patches to mask, int32 `[images]`.
       grid: rows and columns of patches.
+      smallest: patches of a block, at least, as long as more than that are missing.
     """
-    return jax.vmap(functools.partial(_mask, grid=grid))(keys, counts)
+    return jax.vmap(functools.partial(_mask, grid=grid, smallest=smallest))(keys, counts)
 
 
-def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int]) -> jax.Array:
+def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int], smallest: int) -> jax.Array:
     blocks, rest = jax.random.split(key)
 
     def add_block(state):
         mask, number, _ = state
         left = count - mask.sum()
-        candidates, fits = _blocks(jax.random.fold_in(blocks, number), mask, left, grid)
+        candidates, fits = _blocks(jax.random.fold_in(blocks, number), mask, left, grid, smallest)
         chosen = candidates[fits.argmax()] & fits.any()
         return mask | chosen, number + 1, ~fits.any()
 
@@ -46,11 +49,11 @@ def _mask(key: jax.Array, count: jax.Array, grid: tuple[int, int]) -> jax.Array:
     return jnp.zeros_like(mask).at[order].set(jnp.arange(mask.size) < count)
 
 
-def _blocks(key: jax.Array, mask: jax.Array, left: jax.Array, grid: tuple[int, int]):
+def _blocks(key: jax.Array, mask: jax.Array, left: jax.Array, grid: tuple[int, int], smallest: int):
     """Blocks `[attempts, rows, columns]`, and which of them mask something and not too much."""
     rows, columns = grid
     area, aspect, down, right = jax.random.uniform(key, (4, ATTEMPTS))
-    area = SMALLEST + area * (left - SMALLEST)
+    area = smallest + area * (left - smallest)
     low, high = map(math.log, ASPECTS)
     aspect = jnp.exp(low + aspect * (high - low))
     height = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)

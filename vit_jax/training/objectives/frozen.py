@@ -18,7 +18,7 @@ OPTIONS = {
     "objective.teacher": Option(
         None,
         text(r".+", "a checkpoint"),
-        "The frozen model that distillation, and dino if it is given, learns from: what `load_model` takes.",
+        "The frozen model that distillation, eva and, if given, dino learn from: what `load_model` takes.",
         operational=True,  # It may have been moved: its parameters are compared.
     ),
     "objective.teacher_dtype": Option(

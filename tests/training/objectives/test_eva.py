@@ -1,0 +1,162 @@
+"""EVA: its loss of a frozen teacher's features, and which teachers fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import vit_jax
+from tests.training.objectives.small import SMALL, config_of, keys, random_images
+from vit_jax.errors import UserError
+from vit_jax.models import count_multiply_adds, create_model
+from vit_jax.runs.frozen_model import open_frozen
+from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives.objective import EVALUATION
+
+SIZE, PATCHES, MASKED = 16, 16, 7
+TEACHER = dict(image_size=SIZE, dim=24, depth=2, hidden=32, heads=2, mean=0.3, deviation=0.2)
+
+
+def noisy(module, seed=0):
+    """The module with parameters that are not small or zero anywhere."""
+    rng = np.random.default_rng(seed)
+    add = jax.tree.map(
+        lambda x: np.asarray(x) + rng.normal(0, 0.3, x.shape).astype(np.float32), nnx.state(module)
+    )
+    nnx.update(module, add)
+    return module
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory) -> dict[str, str]:
+    """Checkpoints by what is particular of them."""
+    kinds = {
+        "plain": ("ViT-Ti/4", TEACHER),
+        "of larger patches": ("ViT-Ti/8", TEACHER | {"image_size": 32}),
+        "with a head": ("ViT-Ti/4", TEACHER | {"num_classes": 5}),
+        "of no patches": ("ConvNeXt-T", dict(image_size=32, blocks=(1, 1), widths=(8, 16))),
+    }
+    folder = tmp_path_factory.mktemp("teachers")
+    for kind, (name, values) in kinds.items():
+        model = noisy(create_model(name, **{"num_classes": 0} | values), 2)
+        vit_jax.save_model(model, folder / kind, library="timm", say=str)
+    return {kind: str(folder / kind) for kind in kinds}
+
+
+def made(teacher: str, pooling="cls", **values):
+    """A small ViT, and the objective with its teacher."""
+    config = config_of("eva", teacher=teacher, **values)
+    config.data.image_size = SIZE
+    vit = noisy(create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, pooling=pooling, **SMALL))
+    abstract_teacher = open_frozen(config)
+    objective = make_objective(config, vit, rngs=nnx.Rngs(0), frozen=abstract_teacher.model)
+    noisy(objective, 1)
+    wanted = objective_of(config).learns_from(config)
+    objective.frozen = vit_jax.load_model(wanted.source, say=str, **wanted.changes)
+    return vit, objective
+
+
+def batch_of(objective, images=None):
+    images = random_images(3, SIZE, SIZE) if images is None else images
+    return objective.prepare({"image": images}, keys(len(images)))
+
+
+@pytest.mark.parametrize("features", ["tokens", "head"])
+def test_loss_is_one_less_the_cosine_with_what_the_teacher_says_of_masked_patches(teachers, features):
+    model, objective = made(teachers["with a head"], teacher_features=features)
+    batch = batch_of(objective)
+    images, masked = np.asarray(batch["image"]), np.asarray(batch["masked"])
+    teacher = vit_jax.load_model(teachers["with a head"], say=str)
+    said = np.asarray(teacher.features(images, dense=True), np.float64).reshape(len(images), PATCHES, -1)
+    if features == "head":
+        said = said @ np.asarray(teacher.head.kernel[...]) + np.asarray(teacher.head.bias[...])
+    embeddings = np.where(
+        masked[..., None], np.asarray(objective.mask[...]), np.asarray(model.patches(images))
+    )
+    tokens = np.asarray(model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64)[:, 1:]
+    predicted = tokens @ np.asarray(objective.head.kernel[...]) + np.asarray(objective.head.bias[...])
+    cosines = (predicted * said).sum(-1) / np.linalg.norm(predicted, axis=-1) / np.linalg.norm(said, axis=-1)
+    expected = 1 - np.array([row[which].mean() for row, which in zip(cosines, masked, strict=True)])
+    found = jax.jit(lambda objective, model, batch: objective(model, batch, EVALUATION))(
+        objective, model, batch
+    )
+    np.testing.assert_allclose(found.each, expected, rtol=1e-4)
+    np.testing.assert_allclose(found.metrics["cosine"], 1 - expected, rtol=1e-4, atol=1e-5)
+
+
+def test_of_each_image_as_many_patches_are_masked_as_the_share_says(teachers):
+    _, objective = made(teachers["plain"])
+    assert np.asarray(batch_of(objective)["masked"]).sum(1).tolist() == [MASKED] * 3
+
+
+def test_the_patch_embedding_gets_its_share_of_the_gradient(teachers):
+    def gradient(share):
+        model, objective = made(teachers["plain"], embedding_gradient=share)
+        batch = batch_of(objective)
+        return nnx.grad(lambda model: objective(model, batch).each.mean())(model)
+
+    whole, tenth = gradient(1.0), gradient(0.1)
+    kernels = (np.asarray(x["patch_embedding"]["kernel"][...]) for x in (whole, tenth))
+    one, other = kernels
+    np.testing.assert_allclose(other, one / 10, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(tenth["cls"][...], whole["cls"][...], rtol=1e-3, atol=1e-6)
+
+
+def test_the_teacher_sees_the_same_crop_at_its_own_size(teachers):
+    model, objective = made(teachers["of larger patches"], teacher_size=32)
+    config = config_of("eva", teacher=teachers["of larger patches"], teacher_size=32)
+    config.data.image_size = SIZE
+    image, taught = objective_of(config).views(config)
+    assert (taught.size, taught.same_rectangle_as) == (32, image.name)
+    batch = batch_of(objective) | {taught.name: random_images(3, 32, 32)}
+    changed = batch | {taught.name: 255 - batch[taught.name]}
+    assert not np.allclose(objective(model, batch).each, objective(model, changed).each)
+
+
+def test_a_teacher_of_other_patches_is_refused_with_the_size_that_fits(teachers):
+    with pytest.raises(
+        UserError, match=r"sees 2x2 patches of 16x16 pixels, and the model 4x4: .*teacher_size=32$"
+    ):
+        made(teachers["of larger patches"])
+
+
+def test_a_teacher_without_patches_is_refused(teachers):
+    with pytest.raises(UserError, match="has no features of patches: take a ViT"):
+        made(teachers["of no patches"])
+
+
+def test_a_teacher_without_a_head_has_no_outputs_of_it(teachers):
+    with pytest.raises(UserError, match="has no head: config.objective.teacher_features='tokens'"):
+        made(teachers["plain"], teacher_features="head")
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.99])
+def test_masks_that_leave_nothing_or_hide_nothing_are_refused(teachers, ratio):
+    with pytest.raises(UserError, match="of 16 patches; it must leave some, and mask some"):
+        made(teachers["plain"], mask_ratio=ratio)
+
+
+def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_predicted(teachers):
+    model, objective = made(teachers["plain"])
+    batch = batch_of(objective)
+    masked = np.asarray(batch["masked"])
+    said = np.asarray(objective.wanted(batch))
+    image, place = map(int, np.argwhere(~masked)[5])
+    # The head says of every patch what the teacher says of this one.
+    objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
+    objective.head.bias[...] = jnp.asarray(said[image, place])
+    visible, predicted = objective.pictures(model, batch)
+    row, column = 4 * (place // 4), 4 * (place % 4)
+    patch = np.asarray(batch["image"])[image, row : row + 4, column : column + 4]
+    first = int(np.flatnonzero(masked[0])[0])
+    row, column = 4 * (first // 4), 4 * (first % 4)
+    np.testing.assert_array_equal(np.asarray(predicted)[0, row : row + 4, column : column + 4], patch)
+    assert (np.asarray(visible)[0, row : row + 4, column : column + 4] == 127.5).all()
+
+
+def test_multiply_adds_are_the_students_and_a_third_of_the_teachers(teachers):
+    model, objective = made(teachers["plain"], pooling="gap")
+    head = MASKED * SMALL["dim"] * TEACHER["dim"]
+    taught = count_multiply_adds(objective.frozen)
+    assert objective.multiply_adds(model) == count_multiply_adds(model) + head + taught / 3
