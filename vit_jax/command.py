@@ -21,6 +21,8 @@ from vit_jax.config_page import WIDTH, listing
 from vit_jax.errors import UserError, mistake, nearest
 from vit_jax.shipped import CONFIGS, config_names
 
+WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: files and folders.
+
 
 def run(main: Callable[[list[str]], None]) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
@@ -188,6 +190,9 @@ def parse_flags() -> list[str]:
             unset.discard(argument.lstrip("-").removeprefix("config.").partition("=")[0])
     try:
         rest = flags.FLAGS(given)[1:]
+        for name in WRITTEN & {*flags.FLAGS}:
+            if re.match("(gs|s3)://", str(value := flags.FLAGS[name].value)):
+                raise UserError(f"--{name}={value}: this is written to a folder; copy it to the bucket then")
         if unset and (config := flags.FLAGS["config"].value) is not None:
             config.update_from_flattened_dict(dict.fromkeys(unset))
         return rest

@@ -13,8 +13,6 @@ It writes results.json, results.md (with the paper's figures beside ours) and re
 again goes on where it was; a data set that is missing is a row that says how to get it.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from vit_jax import command
@@ -58,7 +56,7 @@ def main(arguments: list[str]) -> None:
     results = run_suites(
         CHECKPOINT.value,
         SUITE.value,
-        Path(OUT.value),
+        OUT.value,
         options=options,
         image_size=IMAGE_SIZE.value,
         batch_size=BATCH_SIZE.value,

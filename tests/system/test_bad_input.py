@@ -81,6 +81,13 @@ def test_want_of_memory_in_any_command_is_one_line():
     )
 
 
+def test_bucket_is_refused_where_a_command_writes_to_a_folder(run):
+    arguments = "--checkpoint=run", "--suite=knn", "--out=gs://bucket/results"
+    result = run(*arguments, module="vit_jax.evaluate")
+    assert result.returncode == 2
+    assert "error: --out=gs://bucket/results: this is written to a folder" in result.stderr
+
+
 def test_missing_config_file_is_named(run, tmp_path):
     assert "configs/nope.py" in fails(run, "--config=configs/nope.py", f"--workdir={tmp_path / 'run'}")
 

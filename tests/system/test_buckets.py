@@ -23,7 +23,7 @@ def pods(request):
         yield f"{request.param}://pods", variables
 
 
-def test_killed_run_in_a_bucket_ends_as_one_in_a_folder(run, finished, pods):
+def test_killed_run_in_a_bucket_ends_as_one_in_a_folder(run, finished, pods, tmp_path):
     url, variables = f"{pods[0]}/run", pods[1]
     process = run.start(*SMALL, f"--workdir={url}", **variables)
     bucket = Bucket(url)
@@ -49,6 +49,10 @@ def test_killed_run_in_a_bucket_ends_as_one_in_a_folder(run, finished, pods):
     result = run(url, module="vit_jax.report", **variables)
     assert (result.returncode, result.stdout.split()) == (0, [f"{url}/report.html"]), result.stderr
     assert b"accuracy" in bucket.read("report.html")
+    arguments = "--suite=knn", "--set=digits:", "--neighbours=20", f"--out={tmp_path}"
+    result = run(f"--checkpoint={url}", *arguments, module="vit_jax.evaluate", **variables)
+    assert result.returncode == 0, result.stderr
+    assert f"a run ({url})" in (tmp_path / "results.md").read_text()
 
 
 def test_second_run_in_a_bucket_is_refused(run, pods):

@@ -4,12 +4,16 @@ import itertools
 import json
 import threading
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from etils import epath
 
 from tests.buckets import KINDS, serving
 from vit_jax.errors import UserError
 from vit_jax.runs.bucket import Bucket, Upload, fetched, url_of
 from vit_jax.runs.bucket_lock import BucketLock
+from vit_jax.runs.checkpoints import Checkpoints
 from vit_jax.runs.workdir_lock import this_process
 
 COUNT = itertools.count()
@@ -118,6 +122,28 @@ def test_files_that_grow_follow_to_the_bucket_and_come_back(url):
     for path in workdir.rglob("*.*"):
         path.unlink()
     assert (fetched(url + "/") / "seen" / "tokens.png").read_bytes() == b"\x89PNG\r\n"
+
+
+def test_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(url):
+    folder, items = epath.Path(url) / "checkpoints", {"params": {"kernel": jnp.arange(1000.0)}}
+    with Checkpoints(folder, keep_last=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, items)
+    bucket = Bucket(f"{url}/checkpoints")
+    assert sorted({name.split("/")[0] for name in bucket.names()}) == ["2", "3"]
+    bucket.remove("2/commit_success.txt")  # What a killed write leaves.
+    with Checkpoints(folder, keep_last=2) as checkpoints:
+        assert checkpoints.steps == [3]
+        checkpoints.save(4, items)
+    assert sorted({name.split("/")[0] for name in bucket.names()}) == ["3", "4"]
+    name = next(name for name in bucket.names() if name.startswith("4/params/ocdbt.process_0/d/"))
+    bucket.write(name, bytes(len(bucket.read(name))))
+    said = []
+    with Checkpoints(folder, keep_last=2, say=said.append) as checkpoints:
+        step, restored = checkpoints.restore_newest(items)
+        assert (step, checkpoints.steps) == (3, [3])
+    np.testing.assert_array_equal(restored["params"]["kernel"], np.arange(1000.0))
+    assert f"{url}/checkpoints/4 is damaged" in said[0] and said[0].endswith(f"{url}/checkpoints/damaged/4")
 
 
 def test_bucket_that_is_not_there_is_one_line(kind):

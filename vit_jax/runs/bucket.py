@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec.config
 from etils import epath
 
 from vit_jax.errors import UserError
@@ -22,6 +23,10 @@ UPLOAD_SECONDS = 10.0  # Between two looks at what has changed.
 
 # Of a workdir, what nobody reads beside its checkpoints: it is left in the bucket.
 _LEFT = ("checkpoints/", "profile/", "events.out.tfevents.", ".lock", ".shared")
+
+# What other hosts write is seen at once: by Orbax too, whose file systems are made by these names.
+for protocol in ("gs", "gcs", "s3"):
+    fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
 
 
 class Bucket:
@@ -111,12 +116,8 @@ _SIGN_IN = {"gs://": "gcloud auth application-default login", "s3://": "aws conf
 
 @functools.cache
 def _file_system(url: str):
-    """The file system of a URL and the path in it; what other hosts write is seen at once."""
-    import fsspec.config
-
+    """The file system of a URL and the path in it."""
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # It writes tracebacks of what it raises.
-    for protocol in ("gs", "gcs", "s3"):  # For Orbax too, whose file systems are made by these names.
-        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
     try:
         files, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
