@@ -125,7 +125,10 @@ setup(
         # Whose checkpoints are read and written; the tests that compare with them are skipped without.
         "parity": ["torch>=2.13,<3", "torchvision", "timm>=1.0.31,<2", "transformers>=5.23,<6"],
         # For the documentation site.
-        "docs": ["sphinx>=9,<10", "furo", "myst-parser>=5,<6", "sphinx-copybutton"],
+        "docs": [
+            *("sphinx>=9,<10", "furo", "myst-parser>=5,<6", "sphinx-copybutton"),
+            *("nbclient", "ipykernel"),  # For notebooks/run.py.
+        ],
         # For config.log.to.
         "trackers": trackers,
         # For export to ONNX.

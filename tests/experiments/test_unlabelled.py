@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+import vit_jax
+from vit_jax.command import read_config
 from vit_jax.ledger.laptop import config, steps_of_equal_compute
-from vit_jax.ledger.looking import best_jaccard
+from vit_jax.ledger.looking import attention_jaccard, best_jaccard
+from vit_jax.ledger.looking import test_images as images_and_masks
 
 
 def test_steps_have_the_compute_of_the_plain_run():
@@ -24,3 +27,16 @@ def test_attention_covers_an_object_as_far_as_its_largest_shares_do():
     assert best_jaccard(heads[:, 1:], mask, 0.4) == pytest.approx([0.5])
     # Three even patches hold 0.75: two of the object, and one that is not.
     assert best_jaccard(heads[:, :1], mask, 0.6) == pytest.approx([2 / 3])
+
+
+def test_attention_of_a_run_is_that_of_its_last_layer_on_its_images_and_masks(tmp_path):
+    run = read_config(config("ViT-32x4/4", "digits", images=128, steps=2))
+    run.data.test_split, run.optimizer.warmup_steps = "test[:128]", 0
+    vit_jax.train(run, tmp_path / "run")
+    model = vit_jax.load_model(tmp_path / "run", say=str)
+    images, masks = images_and_masks(tmp_path / "run", lambda image: image)
+    _, found = model(images.astype(np.float32) / 127.5 - 1, capture=("attention",))
+    heads = np.asarray(found["attention"][-1])[:, :, 0, 1:]
+    heads = (heads / heads.sum(-1, keepdims=True)).reshape(*heads.shape[:2], *model.grid)
+    expected = best_jaccard(heads, masks, 0.6).mean()
+    assert attention_jaccard(tmp_path / "run") == pytest.approx(expected)
