@@ -50,7 +50,7 @@ def service(monkeypatch):
 
 
 def open_(service, workdir, rows=(), say=print) -> Delivery:
-    return Delivery("it", service.tracker, RunFacts(workdir, "", {}, {}), rows, say)
+    return Delivery("it", service.tracker, RunFacts(workdir, str(workdir), "", {}, {}), rows, say)
 
 
 def test_rows_that_come_again_are_sent_once(service, tmp_path):
@@ -140,3 +140,7 @@ def test_a_picture_is_sent_once(service, tmp_path):
         held.close()
     assert service.pictures == [(40, "seen/rollout")]
     assert json.loads((tmp_path / "trackers" / "it.json").read_text())["pictures"] == {"seen/rollout": 40}
+
+
+def test_a_run_in_a_bucket_has_the_name_that_it_has_there(tmp_path):
+    assert RunFacts(tmp_path, "gs://bucket/runs/pets/", "", {}, {}).name == "pets"

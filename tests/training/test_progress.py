@@ -45,7 +45,7 @@ def test_infinity_is_null(tmp_path):
 
 def tensorboard(workdir, *rows):
     """Writes rows as a start of the run does."""
-    delivery = Delivery("tensorboard", Tracker, RunFacts(workdir, "", {}, {}), (), print)
+    delivery = Delivery("tensorboard", Tracker, RunFacts(workdir, str(workdir), "", {}, {}), (), print)
     for step, value in rows:
         delivery.row(step, {"train/loss": value})
     delivery.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vit_jax.config import leaves
 from vit_jax.options import Option, one_of, several
+from vit_jax.runs.bucket import shown
 from vit_jax.runs.run_page import title_of
 from vit_jax.runs.trackers.delivery import Delivery, Say
 from vit_jax.runs.trackers.tracker import RunFacts
@@ -40,7 +41,9 @@ def deliveries(names: Sequence[str], workdir: Path, rows: Sequence[dict], say: S
         it is tried again.
     """
     saved = saved_run(workdir)
-    facts = RunFacts(workdir, title_of(saved), dict(leaves(saved.config)), json.loads(saved.text))
+    facts = RunFacts(
+        workdir, shown(workdir), title_of(saved), dict(leaves(saved.config)), json.loads(saved.text)
+    )
     opened = []
     try:
         for name in names:

@@ -57,5 +57,5 @@ class Tracker(BaseTracker):
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vit_jax")
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
-        tags = {"mlflow.note.content": run.title, "workdir": str(run.workdir)}
-        return self._client.create_run(experiment, run_name=run.workdir.name, tags=tags).info.run_id
+        tags = {"mlflow.note.content": run.title, "workdir": run.place}
+        return self._client.create_run(experiment, run_name=run.name, tags=tags).info.run_id

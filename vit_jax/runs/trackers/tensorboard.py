@@ -53,7 +53,7 @@ class Tracker(BaseTracker):
         from tensorboard.plugins.hparams import plugin_data_pb2
         from tensorboard.plugins.text import metadata as text
 
-        start = plugin_data_pb2.SessionStartInfo(group_name=run.workdir.name, start_time_secs=time.time())
+        start = plugin_data_pb2.SessionStartInfo(group_name=run.name, start_time_secs=time.time())
         for name, value in run.config.items():
             if isinstance(value, bool):
                 start.hparams[name].bool_value = value

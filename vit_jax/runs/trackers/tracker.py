@@ -10,16 +10,23 @@ class RunFacts(NamedTuple):
     """A run, as trackers show it.
 
     Attributes:
-      workdir: its folder, whose name is the run's.
+      workdir: the folder with its files, which is a copy where the workdir is in a bucket.
+      place: the workdir, as its user named it.
       title: its work in words: `ViT-B/16 fine-tuned on pets`.
       config: its values by their dotted keys.
       nested: the same as JSON's objects.
     """
 
     workdir: Path
+    place: str
     title: str
     config: dict[str, Any]
     nested: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The last part of its place."""
+        return self.place.rstrip("/").rpartition("/")[2]
 
 
 class BaseTracker(abc.ABC):

@@ -32,7 +32,7 @@ class Tracker(BaseTracker):
                 id=self.identity,
                 resume="allow",
                 dir=run.workdir,
-                name=run.workdir.name,
+                name=run.name,
                 notes=run.title,
                 config=run.nested,
                 allow_val_change=True,
