@@ -42,6 +42,8 @@ requirements = [
 # Ours is the writer; these check what it wrote, and run it.
 onnx = ["onnx>=1.20,<2", "onnxruntime>=1.24,<2"]
 trackers = ["wandb>=0.31,<1", "mlflow-skinny>=3,<4"]
+# Beside what comes with the others, these are two packages of Python alone.
+serve = ["starlette>=1,<2", "uvicorn>=0.50,<1", "prometheus_client>=0.22,<1"]
 
 cloud = ["gcsfs>=2025.5", "s3fs>=2025.5", "google-cloud-storage>=3,<4"]
 
@@ -105,6 +107,7 @@ setup(
             "moto[s3]>=5.1,<6",
             "flask",
             "flask-cors",
+            *serve,
             "pytest>=8,<10",
             "pytest-xdist>=3,<4",
             "hypothesis>=6,<7",
@@ -131,6 +134,8 @@ setup(
         ],
         # For config.log.to.
         "trackers": trackers,
+        # For serve, by HTTP.
+        "serve": serve,
         # For export to ONNX.
         "onnx": onnx,
         # For prepare --beam.

@@ -62,6 +62,7 @@ MARGIN = {
         "Transfer: two examples": "docs/transfer",
         "Evaluate": "docs/evaluation",
         "Predict and embed": "docs/prediction",
+        "Serve": "docs/serving",
         "Look inside": "docs/visualization",
         "Read and write checkpoints": "docs/checkpoints",
         "Export for serving": "docs/export",

@@ -58,9 +58,11 @@ ALLOWED = {
     "config_page": {"config", "options"},
     "command": {"config", "config_page", "shipped"},
     "commands": {"shipped"},
+    "classifier": {"data", "interop", "load", "models", "runs"},
+    "serving": {"classifier", "data", "evaluation", "inspection", "models", "parallel"},
     "planning": {"config", "models", "data", "parallel", "training", "runs", "libtpu"},
     "benchmarks": {"config", "models", "data", "parallel", "interop", "evaluation"}
-    | {"training", "runs", "planning", "load"},
+    | {"training", "runs", "planning", "load", "save"},
 }
 PARTS = sorted(
     {p.stem if p.suffix == ".py" else p.name for p in PACKAGE.iterdir()} - {"__pycache__", "__init__"}

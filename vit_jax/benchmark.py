@@ -10,6 +10,7 @@ memory: memory of the input pipeline over 100,000 batches, drawn to input_memory
 inference: images/s of --models over --image_sizes by the clock, beside others (--against=onnxruntime,timm),
   the largest batch that fits (--largest), and a plot of them (--out=FILE.png).
 predict: images/s of --models over 2,000 JPEGs in a folder, beside the plain model.
+serve: images/s and waiting time of a server of --models under 1, 4 and 16 clients, each for --seconds.
 train: training steps of --models by the clock, beside others' code (--against) from checkouts in the
   folder --checkouts.
 objectives: training steps of --models by the clock and by their compiled FLOPs: supervised, masked patch
@@ -53,6 +54,7 @@ AGAINST = flags.DEFINE_list(
     "Others to measure beside ours: vision_transformer, big_vision; timm by the clock; onnxruntime, timm.",
 )
 CHECKOUTS = flags.DEFINE_string("checkouts", None, "The folder with the others' checkouts.")
+SECONDS = flags.DEFINE_float("seconds", 60, "For `serve`: of each figure.", lower_bound=1)
 BENCHMARKS = (
     "overhead",
     "load",
@@ -63,6 +65,7 @@ BENCHMARKS = (
     "memory",
     "inference",
     "predict",
+    "serve",
     "train",
     "objectives",
     "depth",
@@ -110,6 +113,8 @@ def main(arguments: list[str]) -> None:
     elif arguments[0] == "crops":
         configs = {name: command.read_config(f"configs/dino.py:model={name}") for name in MODELS.value}
         benchmark.measure(configs, SLICES.value, IMAGES.value)
+    elif arguments[0] == "serve":
+        benchmark.measure(MODELS.value, IMAGE_SIZE.value, SECONDS.value)
     elif arguments[0] == "predict":
         benchmark.measure(MODELS.value, IMAGES.value if flags.FLAGS["images"].present else None)
     else:

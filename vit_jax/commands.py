@@ -26,6 +26,7 @@ COMMANDS = {
     "sweep": Command("sweep"),
     "evaluate": Command("evaluate"),
     "predict": Command("predict"),
+    "serve": Command("serve"),
     "visualize": Command("visualize"),
     "convert": Command("convert"),
     "export": Command("export"),

@@ -8,7 +8,6 @@ What is no image is named and skipped. Exit codes: 0, all were read; 2, a mistak
 were skipped.
 """
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.data.image_files import ImageFiles, find_images
-from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError
 
 CHECKPOINT = flags.DEFINE_string(
@@ -55,27 +53,25 @@ def main(arguments: list[str]) -> None:
     images = ImageFiles(find_images(arguments))
     command.use_compilation_cache()
 
+    from vit_jax.classifier import open_classifier
     from vit_jax.evaluation.features import extractor_of, likeliest, representation
-    from vit_jax.load import build_model
     from vit_jax.parallel.mesh import make_mesh
-    from vit_jax.runs.workdir import open_any
 
-    changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
-    checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
-    model = build_model(checkpoint, say=lambda line: print(line, file=sys.stderr), **changes)
-    if model.channels != 3:
-        raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
-    classes = model.num_classes
-    if not classes and not embed:
+    model, names, crop = open_classifier(
+        CHECKPOINT.value,
+        image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
+        resize=RESIZE.value,
+        decode=DECODE.value,
+        classes=CLASSES.value,
+        say=lambda line: print(line, file=sys.stderr),
+    )
+    if not names and not embed:
         raise UserError(f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes")
-    names = class_names(classes) or checkpoint.class_names or [*map(str, range(classes))]
-    crop = crop_of(checkpoint, model.image_size)
-    print(f"of each image: {crop}", file=sys.stderr)
     extractor, params = extractor_of(
         model,
         make_mesh(dict(data=None, fsdp=1, tensor=1)),
         crop,
-        compute=representation if embed else likeliest(min(TOP.value, classes)),
+        compute=representation if embed else likeliest(min(TOP.value, len(names))),
         batch_size=min(BATCH_SIZE.value, len(images)),
         threads=THREADS.value,
         max_unreadable=len(images),
@@ -99,40 +95,6 @@ def main(arguments: list[str]) -> None:
         print(f"{len(read):,} features of {features[0].shape[1]} numbers in {embed}", file=sys.stderr)
     if len(read) < len(images):
         sys.exit(3)
-
-
-def crop_of(checkpoint, size: tuple[int, int]) -> TestCrop:
-    """The crop for an open checkpoint's model: that of --resize, else the checkpoint's.
-
-    Args:
-      size: height and width.
-
-    Raises:
-      UserError: --resize is less than the crop; what the checkpoint says is not done here.
-    """
-    from vit_jax.runs.workdir import checkpoint_crop
-
-    if RESIZE.value and RESIZE.value < min(size):
-        raise UserError(f"--resize={RESIZE.value} is less than the {min(size)} pixels that the model takes")
-    crop = checkpoint_crop(checkpoint, size, DECODE.value)
-    return dataclasses.replace(crop, kind="short_side", resize=RESIZE.value) if RESIZE.value else crop
-
-
-def class_names(classes: int) -> list[str]:
-    """Those of the file given, if one is.
-
-    Raises:
-      UserError: the file has another number of names.
-    """
-    if not CLASSES.value:
-        return []
-    try:
-        names = Path(CLASSES.value).read_text().splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read --classes={CLASSES.value}: {error.strerror}") from error
-    if len(names) != classes:
-        raise UserError(f"{CLASSES.value} has {len(names):,} names, and the model {classes:,} classes")
-    return names
 
 
 def show(path: str, found: list[tuple[str, float]]) -> None:

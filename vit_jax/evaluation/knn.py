@@ -57,12 +57,12 @@ def knn_accuracies(
     starts = range(0, len(test.values), size)
     queries, nearest = [], []
     for start in starts:
-        queries.append(over_devices(_unit(test.values[start : start + size]), mesh, size))
+        queries.append(over_devices(unit(test.values[start : start + size]), mesh, size))
         similarity = np.full((size, most), -np.inf, np.float32)
         classes = np.zeros((size, most), np.int32)
         nearest.append((over_devices(similarity, mesh), over_devices(classes, mesh)))
     for start in range(0, len(train.values), TRAIN_BLOCK):
-        rows = everywhere(_unit(train.values[start : start + TRAIN_BLOCK]), mesh)
+        rows = everywhere(unit(train.values[start : start + TRAIN_BLOCK]), mesh)
         classes = everywhere(labels[start : start + TRAIN_BLOCK], mesh)
         for place, query in enumerate(queries):
             nearest[place] = _closer(mesh)(query, *nearest[place], rows, classes)
@@ -75,7 +75,8 @@ def knn_accuracies(
     return {count: shares[count] for count in neighbours}
 
 
-def _unit(values: np.ndarray) -> np.ndarray:
+def unit(values: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1; one of zeros stays so."""
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 

@@ -63,17 +63,20 @@ def _button(number: int, name: str) -> str:
 def _stack(image: np.ndarray, name: str, maps: Mapping[int, np.ndarray]) -> str:
     """An image with all maps over it by their views' numbers, none of which is seen but the chosen one."""
     over = "".join(
-        f'<img class="over view{number}{" heat" * (each.ndim == 2)}" alt="" src="{_map(each)}">'
+        f'<img class="over view{number}{" heat" * (each.ndim == 2)}" alt="" src="{heat_address(each)}">'
         for number, each in maps.items()
     )
     name = html.escape(name, quote=True)
     small = ' style="image-rendering:pixelated"' if max(image.shape) <= 64 else ""
-    base = f'<img class="base" alt="{name}"{small} src="{_image(image)}">'
+    base = f'<img class="base" alt="{name}"{small} src="{image_address(image)}">'
     return f'<figure><div class="stack">{base}{over}</div><figcaption>{name}</figcaption></figure>'
 
 
-def _map(values: np.ndarray) -> str:
-    """A pixel for each patch; the browser draws them larger, and smoothly."""
+def heat_address(values: np.ndarray) -> str:
+    """The address of a picture of a `View`'s map of one image, which a page contains.
+
+    It has a pixel for each patch; the browser draws them larger, and smoothly.
+    """
     if values.ndim == 3:
         return inline(_png((255 * values).round().astype(np.uint8)))
     share = np.clip(values / max(float(values.max()), 1e-12), 0, 1)
@@ -81,7 +84,8 @@ def _map(values: np.ndarray) -> str:
     return inline(_png(np.ascontiguousarray(heat)))
 
 
-def _image(pixels: np.ndarray) -> str:
+def image_address(pixels: np.ndarray) -> str:
+    """The address of an image, `[height, width, 3]`, which a page contains."""
     from PIL import Image
 
     if max(pixels.shape) <= 64:

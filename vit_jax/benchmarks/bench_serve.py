@@ -1,0 +1,118 @@
+"""The load that a server holds: images/s and waiting time with several clients, each of which asks on end."""
+
+import http.client
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+from vit_jax.benchmarks.bench_input import make_photographs
+from vit_jax.errors import UserError
+from vit_jax.models import create_model
+from vit_jax.save import save_model
+
+CLIENTS, PHOTOGRAPHS, WARM_SECONDS = (1, 4, 16), 64, 3
+
+
+class Asked(NamedTuple):
+    """The answers that a client got."""
+
+    seconds: list[float]  # From each request to its answer.
+    lost: int  # Requests that were answered with an error, or not at all.
+
+
+def measure(models: list[str], image_size: int, seconds: float) -> None:
+    """Prints images/s, seconds to an answer, and how many went unanswered, for each number of clients.
+
+    The server is a process of its own, with fresh parameters, and shares the machine with its clients.
+
+    Args:
+      seconds: of each figure.
+    """
+    print("| model | clients | images/s | p50, ms | p99, ms | images a batch | lost |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        make_photographs(Path(folder), PHOTOGRAPHS)
+        photographs = [path.read_bytes() for path in sorted(Path(folder).rglob("*.jpg"))]
+        for number, name in enumerate(models):
+            model = create_model(name, num_classes=1000, image_size=image_size)
+            checkpoint = save_model(model, Path(folder) / f"{number}.npz", say=lambda line: None)
+            server, url = _start(checkpoint)
+            try:
+                for clients in CLIENTS:
+                    _load(url, photographs, clients, WARM_SECONDS)
+                    before = _batches(url)
+                    asked = _load(url, photographs, clients, seconds)
+                    images, batches = (x - y for x, y in zip(_batches(url), before, strict=True))
+                    print(_row(name, clients, asked, seconds, images / batches), flush=True)
+            finally:
+                server.terminate()
+            if code := server.wait():
+                raise UserError(f"the server ended with exit code {code}")
+
+
+def _start(checkpoint: Path) -> tuple[subprocess.Popen, str]:
+    """A server of a checkpoint, and where it listens."""
+    command = [sys.executable, "-m", "vit_jax.serve", str(checkpoint), "--port=0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    for line in server.stdout:
+        if found := re.match(r"serving on http://([^, ]+)", line):
+            return server, found[1]
+    raise UserError("the server did not start")
+
+
+def _load(url: str, photographs: list[bytes], clients: int, seconds: float) -> Asked:
+    """The answers that so many clients got together, each of which asks again as soon as it is answered."""
+    until = time.perf_counter() + seconds
+    each = [Asked([], 0)] * clients
+
+    def ask(client: int) -> None:
+        waited, lost, turn = [], 0, client
+        connection = http.client.HTTPConnection(url, timeout=60)
+        while (started := time.perf_counter()) < until:
+            try:
+                connection.request("POST", "/predict", photographs[turn % len(photographs)])
+                answer = connection.getresponse()
+                right = "predictions" in json.loads(answer.read())
+            except (OSError, http.client.HTTPException, ValueError):
+                right = False
+                connection.close()
+            if right:
+                waited.append(time.perf_counter() - started)
+            else:
+                lost += 1
+            turn += clients
+        connection.close()
+        each[client] = Asked(waited, lost)
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Asked([second for one in each for second in one.seconds], sum(one.lost for one in each))
+
+
+def _batches(url: str) -> tuple[float, float]:
+    """Images that the server has computed, and in how many batches."""
+    with urllib.request.urlopen(f"http://{url}/metrics") as answer:
+        text = answer.read().decode()
+    found = [re.search(rf"(?m)^vit_jax_batch_images_{name} (\S+)$", text) for name in ("sum", "count")]
+    images, batches = (float(match[1]) for match in found if match)
+    return images, batches
+
+
+def _row(name: str, clients: int, asked: Asked, seconds: float, together: float) -> str:
+    if len(asked.seconds) < 2:
+        raise UserError(f"{name} answered {len(asked.seconds)} of {clients} clients: give more --seconds")
+    cuts = statistics.quantiles(asked.seconds, n=100)
+    figures = f"{len(asked.seconds) / seconds:,.1f} | {1e3 * cuts[49]:,.0f} | {1e3 * cuts[98]:,.0f}"
+    return f"| {name} | {clients} | {figures} | {together:.1f} | {asked.lost} |"

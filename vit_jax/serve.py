@@ -1,0 +1,179 @@
+"""Serves a model by HTTP: python -m vit_jax.serve CHECKPOINT
+
+CHECKPOINT is what load_model takes: a workdir, a file, hf://owner/name. Drop a photograph on the page at
+http://localhost:8000 to see its classes, attention rollout and nearest images (--neighbours=FOLDER). For
+programs there are
+
+  curl --data-binary @photo.jpg http://localhost:8000/predict
+  curl --json '{"images": ["BASE64", ...]}' http://localhost:8000/predict
+
+and /health, /metrics (Prometheus). It listens on this machine alone, unless --host says otherwise. Ctrl-C or
+SIGTERM ends it when what is under way is answered. Exit codes: 0, it was ended; 2, a mistake.
+"""
+
+import os
+import signal
+import socket
+import sys
+
+from absl import flags
+
+from vit_jax import command
+from vit_jax.errors import UserError
+
+PORT = flags.DEFINE_integer(
+    "port", 8000, "Port to listen on; 0: any that is free.", lower_bound=0, upper_bound=65535
+)
+HOST = flags.DEFINE_string(
+    "host", "127.0.0.1", "Address to listen on; 0.0.0.0: all of this machine's, for everybody who reaches it."
+)
+NEIGHBOURS = flags.DEFINE_string("neighbours", None, "A folder whose nearest images are shown.")
+TOP = flags.DEFINE_integer("top", 5, "Classes named of each image.", lower_bound=1)
+CLASSES = flags.DEFINE_string(
+    "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
+)
+IMAGE_SIZE = flags.DEFINE_string("image_size", None, "Pixels, 384 or HEIGHTxWIDTH, if not the checkpoint's.")
+RESIZE = flags.DEFINE_integer(
+    "resize", None, "Short side before the central crop; by default the checkpoint's, or 8/7 of the crop."
+)
+DECODE = flags.DEFINE_enum(
+    "decode", None, ["fast", "exact"], "JPEGs in part, or whole by Pillow; by default as the run, or fast."
+)
+BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Images computed at once, at most.", lower_bound=1)
+THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=1)
+QUEUE = flags.DEFINE_integer("queue", 64, "Images that may wait; more are refused (503).", lower_bound=1)
+MAX_MB = flags.DEFINE_float("max_mb", 20, "Millions of bytes of a request.", lower_bound=1e-3)
+MAX_MEGAPIXELS = flags.DEFINE_float("max_megapixels", 64, "Millions of pixels of an image.", lower_bound=1e-3)
+TIMEOUT = flags.DEFINE_float("timeout", 30, "Seconds from a request to its answer.", lower_bound=0.1)
+CONNECTIONS = flags.DEFINE_integer("connections", 256, "Connections that may be open.", lower_bound=1)
+HEAD_SECONDS = 10  # In which a connection must say what it wants.
+NEEDED = "starlette", "uvicorn", "prometheus_client"
+BACKLOG = 1024  # Connections that wait to be taken, also while the server starts.
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise UserError("give one checkpoint: python -m vit_jax.serve CHECKPOINT")
+    if QUEUE.value < BATCH_SIZE.value:
+        raise UserError(f"--queue={QUEUE.value} is less than a batch: give {BATCH_SIZE.value} or more")
+    if NEIGHBOURS.value is not None and not os.path.isdir(NEIGHBOURS.value):
+        raise UserError(f"--neighbours={NEIGHBOURS.value} is no folder; give one with images")
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise UserError(f"{error.name} is not installed: pip install {' '.join(NEEDED)}") from error
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # While it starts.
+    with listen(HOST.value, PORT.value) as listening:
+        command.use_compilation_cache()
+        from vit_jax.serving.connections import ConnectionLimits, limited
+
+        service, metrics = make_service(arguments[0])
+        limits = ConnectionLimits(
+            CONNECTIONS.value, min(HEAD_SECONDS, TIMEOUT.value), TIMEOUT.value + 1, metrics.connections.inc
+        )
+        config = uvicorn.Config(
+            service.app(),
+            http=limited(limits),
+            loop="asyncio",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=int(TIMEOUT.value) + 1,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn sends itself once more what ended it.
+            signal.signal(number, lambda *_: None)
+        print(f"serving on {address(listening)} (Ctrl-C ends it)", flush=True)
+        uvicorn.Server(config).run([listening])
+    print("ended: all that was under way is answered", flush=True)
+
+
+def make_service(checkpoint: str):
+    """The service of a checkpoint with its metrics; all of its programs are compiled."""
+    from vit_jax.classifier import open_classifier
+    from vit_jax.parallel.process_settings import keep_freed_memory
+
+    keep_freed_memory()
+    classifier = open_classifier(
+        checkpoint,
+        image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
+        resize=RESIZE.value,
+        decode=DECODE.value,
+        classes=CLASSES.value,
+    )
+    if not classifier.class_names:
+        raise UserError(f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one")
+
+    from vit_jax.serving.drop_page import drop_page
+    from vit_jax.serving.engine import Engine
+    from vit_jax.serving.metrics import Metrics
+    from vit_jax.serving.neighbours import Neighbours
+    from vit_jax.serving.service import Limits, Service
+
+    print(f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later", flush=True)
+    engine = Engine(classifier, BATCH_SIZE.value, TOP.value)
+    if engine.no_heat is not None:
+        print(f"no heat map: {engine.no_heat}", flush=True)
+    neighbours = None
+    if NEIGHBOURS.value is not None:
+        neighbours = Neighbours(NEIGHBOURS.value, engine, THREADS.value, print)
+        print(f"neighbours: {len(neighbours):,} images of {NEIGHBOURS.value}", flush=True)
+    model, names, crop = classifier
+    name = model.about.name if model.about else type(model).__name__
+    about = {"model": name, "classes": len(names), "image_size": [*model.image_size]}
+    metrics = Metrics(engine.sizes)
+    service = Service(
+        engine,
+        neighbours,
+        metrics,
+        Limits(int(MAX_MB.value * 1e6), int(MAX_MEGAPIXELS.value * 1e6), TIMEOUT.value),
+        about,
+        drop_page(
+            f"What {name} sees",
+            f"It knows {len(names):,} classes. Of each photograph: {crop}. Photographs are not kept.",
+            engine.no_heat is None,
+            neighbours.folder.name if neighbours else "",
+        ),
+        most=QUEUE.value,
+        threads=THREADS.value,
+    )
+    return service, metrics
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on which connections wait until the server takes them.
+
+    Raises:
+      UserError: the port is taken, or the address is none of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # By its protocol's name asyncio knows it for TCP, and sends answers at once.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # A server that ended leaves no wait.
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+        return listening
+    except OSError as error:
+        listening.close()
+        raise UserError(
+            f"cannot listen on {host}, port {port} ({error.strerror}): give another --port, or --host"
+        ) from error
+
+
+def address(listening: socket.socket) -> str:
+    """The place at which a browser finds the server, and who else does."""
+    host, port = listening.getsockname()[:2]
+    if host in ("127.0.0.1", "::1"):
+        return f"http://localhost:{port}, for this machine alone"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}, for everybody who reaches it"
+
+
+if __name__ == "__main__":
+    command.run(main)

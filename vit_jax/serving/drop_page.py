@@ -1,0 +1,134 @@
+"""The page on which a photograph is dropped."""
+
+import html
+import json
+
+from vit_jax.inspection.figures import HEAT
+from vit_jax.inspection.html_page import Section, note, page
+
+STYLE = f"""<style>
+.drop {{ display: block; border: 2px dashed var(--line); border-radius: 8px; padding: 1.6rem 1rem; }}
+.drop {{ text-align: center; cursor: pointer; }}
+.drop.over, .drop:hover {{ border-color: #4c8dd6; }} .drop:has(:focus-visible) {{ outline: 2px solid; }}
+.drop input {{ position: absolute; opacity: 0; pointer-events: none; }}
+#said.failed {{ color: var(--wrong); }} #answer[hidden], #near[hidden] {{ display: none; }}
+#answer {{ margin-top: 1.4rem; }}
+#answer .viewer {{ flex: 1 1 20rem; max-width: 26rem; }} #answer .base {{ min-height: 6rem; }}
+#answer .viewer .stack {{ background: var(--line); border-radius: 4px; }}
+#answer .classes {{ flex: 1 1 20rem; }}
+#answer .bar {{ grid-template-columns: minmax(4rem, 1fr) 1.2fr 3.6rem; }}
+#answer .bar span:last-child {{ text-align: right; }} #answer .small {{ image-rendering: pixelated; }}
+#near .samples {{ grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }}
+.viewer:has(#heat:checked) .over {{ display: block; opacity: {HEAT}; }}
+.viewer:has(#heat:checked) .base {{ filter: grayscale(1); }}
+</style>"""
+
+BODY = """<label class="drop" id="drop"><input type="file" id="file" accept="image/*">
+Drop a photograph here, paste it, or click to choose one.</label>
+<p class="muted" id="said" role="status"></p>
+<div class="beside" id="answer" hidden>
+<div class="viewer">{buttons}
+<figure><div class="stack"><img class="base" alt="What the model sees of the photograph">
+<img class="over" alt=""></div>
+<figcaption></figcaption></figure></div>
+<div class="classes"></div></div>
+<div id="near" hidden><h2>Nearest images of {folder}</h2><div class="samples"></div></div>"""
+
+BUTTONS = """<fieldset><div>
+<label><input type="radio" name="view" id="heat" checked>rollout</label>
+<label><input type="radio" name="view">image</label></div></fieldset>"""
+
+SCRIPT = """<script>
+const what = WHAT, at = id => document.getElementById(id), drop = at("drop"), said = at("said");
+let newest = 0;
+
+function made(tag, text, kind) {
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  if (kind) element.className = kind;
+  return element;
+}
+
+function say(text, failed) {
+  said.textContent = text;
+  said.classList.toggle("failed", Boolean(failed));
+}
+
+async function ask(file) {
+  const number = ++newest;
+  say(`Looking at ${file.name} …`);
+  let answer, error;
+  const started = performance.now();
+  try {
+    const response = await fetch(`predict?${what}`, {method: "POST", body: file,
+      headers: {"Content-Type": file.type || "application/octet-stream"}});
+    answer = await response.json();
+    error = answer.error;
+  } catch (failure) {
+    error = `no answer from the server (${failure.message})`;
+  }
+  if (number !== newest) return;
+  if (error) return say(`${file.name}: ${error}`, true);
+  say(`${file.name}: answered in ${Math.round(performance.now() - started)} ms`);
+  show(file.name, answer);
+}
+
+function sharpen(event) {
+  const image = event.target;
+  image.classList.toggle("small", Math.max(image.naturalWidth, image.naturalHeight) <= 64);
+}
+
+function show(name, answer) {
+  const box = at("answer"), [base, over] = box.querySelectorAll("img");
+  base.onload = sharpen;
+  base.src = answer.seen;
+  if (answer.heat) over.src = answer.heat.picture;
+  box.querySelector("figcaption").textContent = `What the model sees of ${name}`;
+  box.querySelector(".classes").replaceChildren(...answer.predictions.map(found => {
+    const bar = made("div", undefined, "bar"), meter = made("meter");
+    meter.value = found.probability;
+    bar.append(made("span", found.class), meter, made("span", `${(100 * found.probability).toFixed(1)}%`));
+    return bar;
+  }));
+  box.hidden = false;
+  at("near").hidden = !answer.neighbours;
+  at("near").querySelector(".samples").replaceChildren(...(answer.neighbours || []).map(near => {
+    const figure = made("figure"), image = made("img"), caption = made("figcaption", near.path);
+    image.alt = near.path;
+    image.onload = sharpen;
+    if (near.picture) image.src = near.picture;
+    caption.append(made("br"), made("span", near.similarity.toFixed(3)));
+    figure.append(image, caption);
+    return figure;
+  }));
+}
+
+function first(files) {
+  if (files.length) ask(files[0]);
+}
+at("file").onchange = event => { first(event.target.files); event.target.value = ""; };
+document.ondragover = event => { event.preventDefault(); drop.classList.add("over"); };
+document.ondragleave = () => drop.classList.remove("over");
+document.ondrop = event => {
+  event.preventDefault();
+  drop.classList.remove("over");
+  first(event.dataTransfer.files);
+};
+document.onpaste = event => first(event.clipboardData.files);
+</script>"""
+
+NEAREST = 8
+
+
+def drop_page(title: str, about: str, heat: bool, folder: str) -> str:
+    """The page as HTML.
+
+    Args:
+      about: stands below the title.
+      heat: attention rollout is laid over the image.
+      folder: whose nearest images are shown; empty: none are.
+    """
+    asked = ["seen=1", *["heat=1"] * heat, *[f"neighbours={NEAREST}"] * bool(folder)]
+    body = BODY.format(buttons=BUTTONS if heat else "", folder=html.escape(folder))
+    script = SCRIPT.replace("WHAT", json.dumps("&".join(asked)))
+    return page(title, [Section("", note(about) + STYLE + body + script, "")])

@@ -1,0 +1,123 @@
+"""A classifier's compiled programs, for batches of a few fixed sizes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from vit_jax.classifier import Classifier
+from vit_jax.data.image_files import ImageFiles
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import Features, extractor_of, likeliest, make_features, representation
+from vit_jax.inspection.attention_maps import check_attends, of_patches, rollout
+from vit_jax.models.image_model import TokenModel
+from vit_jax.parallel.mesh import make_mesh, place, to_devices, whole_batch
+from vit_jax.parallel.sharding import parameter_shardings
+
+
+class Look(NamedTuple):
+    """The model's view of an image, beside its classes."""
+
+    features: np.ndarray  # float32 `[features]`, as they enter the head.
+    heat: np.ndarray | None  # Attention rollout, `[rows, columns]` of patches, which sum to 1.
+
+
+class Engine:
+    """The programs that classify images and look into the model, compiled when it is made and never after.
+
+    Args:
+      batch_size: images that are computed at once, at most.
+      top: classes named of each image.
+
+    Attributes:
+      sizes: of batches for which there is a program; fewer images are padded.
+      no_heat: why there is no attention rollout; None where there is.
+    """
+
+    def __init__(self, classifier: Classifier, batch_size: int, top: int):
+        self.classifier = classifier
+        self._mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
+        self._graphdef, params = nnx.split(classifier.model)
+        params = nnx.to_pure_dict(params)
+        self._shardings = parameter_shardings(self._mesh, params)
+        self._params = jax.tree.map(place, params, self._shardings)
+        powers = (1 << power for power in range(batch_size.bit_length()))
+        self.sizes = sorted({whole_batch(self._mesh, size) for size in (*powers, batch_size)})
+        compute = likeliest(min(top, classifier.model.num_classes))
+        self._classify = {size: self._compiled(compute, size) for size in self.sizes}
+        self.no_heat = _reason(check_attends, classifier.model)
+        self._look = self._compiled(
+            _features_and_attention if self.no_heat is None else _features, self.sizes[0]
+        )
+
+    def _compiled(self, compute: Callable, size: int) -> Callable[[dict, dict], dict[str, Any]]:
+        program = make_features(self._graphdef, self._mesh, self._shardings, compute)
+        return program.lower(self._params, self._batch([], size)).compile()
+
+    def _batch(self, images: Sequence[np.ndarray], size: int) -> dict[str, jax.Array]:
+        """Images on the devices, padded with black ones."""
+        pixels = np.zeros((size, *self.classifier.model.image_size, 3), np.uint8)
+        for row, image in zip(pixels, images, strict=False):
+            row[:] = image
+        labels, mask = np.full((size, 1), -1, np.int32), np.arange(size) < len(images)
+        return to_devices({"image": pixels, "labels": labels, "mask": mask}, self._mesh)
+
+    def classify(self, images: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Probabilities and classes of images as the crop gives them, the likeliest first.
+
+        Args:
+          images: of the largest of `sizes` at most.
+        """
+        size = next(size for size in self.sizes if size >= len(images))
+        found = self._classify[size](self._params, self._batch(images, size))
+        return list(zip(*(values[: len(images)] for values in jax.device_get(found["values"])), strict=True))
+
+    def look(self, image: np.ndarray) -> Look:
+        """Features and attention rollout of an image."""
+        found = self._look(self._params, self._batch([image], self.sizes[0]))
+        features, attention = jax.device_get(found["values"])
+        if self.no_heat is not None:
+            return Look(features[0], None)
+        last = rollout([layer[:1] for layer in attention])[-1]
+        model = self.classifier.model
+        assert isinstance(model, TokenModel)  # Of others there is no rollout.
+        return Look(features[0], of_patches(model, last)[0])
+
+    def features(self, images: ImageFiles, threads: int, say: Callable[[str], None]) -> Features:
+        """The features of all readable images.
+
+        Raises:
+          UserError: none is.
+        """
+        extractor, params = extractor_of(
+            self.classifier.model,
+            self._mesh,
+            self.classifier.crop,
+            batch_size=self.sizes[-1],
+            threads=threads,
+            max_unreadable=len(images),
+            say=say,
+        )
+        found = extractor(params, images)
+        assert found is not None  # Nobody stops it.
+        return found
+
+
+def _features_and_attention(model, images):
+    """The features, and each layer's attention, of which only the heads' mean is needed."""
+    _, found = model(images, capture=("attention",))
+    return representation(model, images), [layer.mean(axis=1, keepdims=True) for layer in found["attention"]]
+
+
+def _features(model, images):
+    """The features alone."""
+    return representation(model, images), []
+
+
+def _reason(check: Callable, model) -> str | None:
+    try:
+        check(model)
+    except UserError as error:
+        return str(error)

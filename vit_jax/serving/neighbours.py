@@ -1,0 +1,54 @@
+"""Images of a folder that are near to a photograph, by a model's features."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data.decode import Unreadable
+from vit_jax.data.image_files import ImageFiles, find_images
+from vit_jax.evaluation.knn import unit
+from vit_jax.inspection.viewer import image_address
+from vit_jax.serving.engine import Engine
+
+
+class Neighbours:
+    """The readable images of a folder, whose features are computed when it is made.
+
+    Args:
+      say: is told how far that is.
+
+    Raises:
+      UserError: the folder has no image that can be read.
+    """
+
+    def __init__(self, folder: str, engine: Engine, threads: int, say: Callable[[str], None]):
+        self.folder, self._crop = Path(folder).absolute(), engine.classifier.crop
+        self._files = ImageFiles(find_images([folder]))
+        found = engine.features(self._files, threads, say)
+        self._features, self._indices = unit(found.values), found.indices.tolist()
+
+    def __len__(self):
+        return len(self._indices)
+
+    def nearest(self, features: np.ndarray, count: int) -> list[dict[str, Any]]:
+        """The nearest images by cosine similarity: their paths in the folder, and pictures of them."""
+        similarities = self._features @ unit(features[None])[0]
+        nearest = np.argsort(-similarities, kind="stable")[:count].tolist()
+        return [
+            {
+                "path": os.path.relpath(self._files.describe(self._indices[place]), self.folder),
+                "similarity": float(similarities[place]),
+                "picture": self._picture(self._indices[place]),
+            }
+            for place in nearest
+        ]
+
+    def _picture(self, index: int) -> str | None:
+        """The address of what the model sees of an image; None where it is gone."""
+        try:
+            return image_address(self._crop(self._files[index].image))
+        except (OSError, Unreadable):
+            return None

@@ -1,0 +1,303 @@
+"""The answers of a server to each request."""
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from vit_jax.data.decode import FORMATS, Unreadable
+from vit_jax.inspection.viewer import heat_address, image_address
+from vit_jax.serving.batching import Batcher, Busy
+from vit_jax.serving.engine import Engine
+from vit_jax.serving.metrics import Metrics
+from vit_jax.serving.neighbours import Neighbours
+
+MOST_NEIGHBOURS = 24
+MOST_HELD = 1 << 29  # Bytes of all uploads under way.
+AGAIN = {"Retry-After": "1"}
+ASKED = ("images", "heat", "neighbours", "seen")
+# The page is the only thing that its own script and style may speak to.
+POLICY = (
+    "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Limits(NamedTuple):
+    """The limits of a request.
+
+    Attributes:
+      upload: bytes.
+      pixels: of an image.
+      seconds: from its first line to its answer.
+    """
+
+    upload: int
+    pixels: int
+    seconds: float
+
+
+class Asked(NamedTuple):
+    """The questions of a request.
+
+    Attributes:
+      images: encoded.
+      heat, seen: attention rollout, and the part of the image that the model sees.
+      neighbours: so many.
+    """
+
+    images: list[bytes]
+    heat: bool
+    neighbours: int
+    seen: bool
+
+    @property
+    def looks(self) -> bool:
+        """True where more is asked for than the classes."""
+        return self.heat or self.neighbours > 0
+
+
+class Refused(Exception):
+    """A request that is not answered, by the status and the words that say why."""
+
+    def __init__(self, status: int, words: str):
+        self.status, self.words = status, words
+
+
+class Service:
+    """The answers of one server.
+
+    Args:
+      about: of the server, what /health says.
+      page: the HTML of /.
+      most: images that may wait.
+      threads: that decode images.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        neighbours: Neighbours | None,
+        metrics: Metrics,
+        limits: Limits,
+        about: dict[str, Any],
+        page: str,
+        most: int,
+        threads: int,
+    ):
+        self._engine, self._neighbours, self._limits = engine, neighbours, limits
+        self._metrics, self._about, self._page = metrics, about, page
+        self._batcher = Batcher(engine, most, metrics)
+        self._decoders = ThreadPoolExecutor(threads, "decode")
+        self._held = 0  # Bytes of uploads.
+        self._running: asyncio.Task | None = None
+
+    def app(self) -> Starlette:
+        """The server's application."""
+        return Starlette(
+            routes=[
+                Route("/", self.front),
+                Route("/predict", self.predict, methods=["POST"]),
+                Route("/health", self.health),
+                Route("/metrics", self.metrics),
+            ],
+            exception_handlers={HTTPException: _as_json},
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._running = asyncio.create_task(self._batcher.run())
+        yield
+        self._running.cancel()
+
+    async def front(self, request: Request) -> Response:
+        """The page."""
+        return HTMLResponse(self._page, headers={"Content-Security-Policy": POLICY})
+
+    async def health(self, request: Request) -> Response:
+        """The model, and that it answers; 503 where nothing computes any more."""
+        works = self._running is not None and not self._running.done()
+        said = {"status": "ok" if works else "failed", **self._about, "waiting": self._batcher.waiting}
+        return JSONResponse(said, 200 if works else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """The counters, for Prometheus."""
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def predict(self, request: Request) -> Response:
+        """The classes of the images in the request, and what else it asks for."""
+        started, status, headers = time.perf_counter(), 200, {}
+        try:
+            answer = await self._answer(request)
+        except Refused as refusal:
+            status, answer = refusal.status, {"error": refusal.words}
+        except Busy:
+            status, answer = 503, {"error": "all places are taken; ask again in a second"}
+        except ClientDisconnect:
+            status, answer = 400, {"error": "the client is gone"}
+        except Exception:
+            self._metrics.requests.labels(500).inc()
+            raise
+        if status == 503:
+            headers = AGAIN
+        self._metrics.requests.labels(status).inc()
+        self._metrics.seconds.observe(time.perf_counter() - started)
+        return JSONResponse(answer, status, headers)
+
+    async def _answer(self, request: Request) -> dict[str, Any]:
+        body = bytearray()
+        whole = False
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                await self._read(request, body)
+                whole = True
+                asked, single = self._asked(request, bytes(body))
+                with self._batcher.places(len(asked.images)):
+                    places = range(1, len(asked.images) + 1)
+                    answers = [
+                        self._of_image(*each, asked) for each in zip(asked.images, places, strict=True)
+                    ]
+                    results = await asyncio.gather(*answers)
+                return results[0] if single else {"results": results}
+        except TimeoutError:
+            seconds = f"{self._limits.seconds:g} s"
+            if whole:
+                raise Refused(503, f"there was no answer within {seconds}; ask again later") from None
+            raise Refused(408, f"the request did not come within {seconds} (--timeout)") from None
+        finally:
+            self._held -= len(body)
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Reads a request's body into `body`.
+
+        Raises:
+          Refused: it is too large.
+          Busy: the uploads under way are, together.
+        """
+        most = self._limits.upload
+        too_large = Refused(413, f"an upload may have {most / 1e6:g} MB (--max_mb)")
+        if int(request.headers.get("content-length", 0)) > most:
+            raise too_large
+        async for chunk in request.stream():
+            body += chunk
+            self._held += len(chunk)
+            if len(body) > most:
+                raise too_large
+            if self._held > MOST_HELD:
+                raise Busy
+        if not body:
+            raise Refused(400, "the request has no body; send an image: curl --data-binary @photo.jpg")
+
+    def _asked(self, request: Request, body: bytes) -> tuple[Asked, bool]:
+        """The questions of a request, and whether its body is an image, not JSON."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "multipart/form-data":
+            raise Refused(415, "send the image itself, not a form: curl --data-binary @photo.jpg")
+        if kind != "application/json":
+            query = {key: _number(value) for key, value in request.query_params.items()}
+            return self._checked(query, [body]), True
+        try:
+            said = json.loads(body)
+            if not isinstance(said, dict) or not isinstance(said.get("images"), list):
+                raise ValueError
+            images = [base64.b64decode(image, validate=True) for image in said.pop("images")]
+        except (ValueError, TypeError, RecursionError):
+            raise Refused(400, 'the JSON must be {"images": [BASE64, ...]}') from None
+        most = self._engine.sizes[-1]
+        if not 1 <= len(images) <= most:
+            raise Refused(400, f"a request may have 1 to {most} images, and this one has {len(images)}")
+        return self._checked(said, images), False
+
+    def _checked(self, said: dict[str, Any], images: list[bytes]) -> Asked:
+        for key, value in said.items():
+            if key not in ASKED[1:]:
+                raise Refused(400, f"{key!r} cannot be asked for; there are: {', '.join(ASKED[1:])}")
+            if not isinstance(value, int):
+                raise Refused(400, f"{key} must be a whole number")
+            most = MOST_NEIGHBOURS if key == "neighbours" else 1
+            if not 0 <= value <= most:
+                raise Refused(400, f"{key} must be 0 to {most}")
+        asked = Asked(images, bool(said.get("heat")), int(said.get("neighbours", 0)), bool(said.get("seen")))
+        if asked.heat and self._engine.no_heat is not None:
+            raise Refused(400, f"there is no heat map: {self._engine.no_heat}")
+        if asked.neighbours and self._neighbours is None:
+            raise Refused(400, "there are no neighbours: the server was started without --neighbours=FOLDER")
+        return asked
+
+    async def _of_image(self, image: bytes, number: int, asked: Asked) -> dict[str, Any]:
+        """The answer to one of the images.
+
+        Args:
+          number: its place in the request, from 1.
+        """
+        where = f"image {number}: " if len(asked.images) > 1 else ""
+        pixels = await self._in_thread(self._decode, image, where)
+        chances, found = await self._batcher.classify(pixels)
+        names = self._engine.classifier.class_names
+        answer: dict[str, Any] = {
+            "predictions": [
+                {"class": names[label], "probability": chance}
+                for label, chance in zip(found.tolist(), chances.tolist(), strict=True)
+            ]
+        }
+        if asked.seen:
+            answer["seen"] = await self._in_thread(image_address, pixels)
+        if asked.looks:
+            look = await self._batcher.look(pixels)
+            if asked.heat and look.heat is not None:
+                answer["heat"] = {"weights": look.heat.tolist(), "picture": heat_address(look.heat)}
+            if asked.neighbours and self._neighbours:
+                answer["neighbours"] = await self._in_thread(
+                    self._neighbours.nearest, look.features, asked.neighbours
+                )
+        return answer
+
+    async def _in_thread(self, function, *arguments):
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
+
+    def _decode(self, image: bytes, where: str) -> np.ndarray:
+        """The pixels that the model sees of an image.
+
+        Raises:
+          Refused: it is none, is damaged, or has too many pixels.
+        """
+        allowed = f"{self._limits.pixels / 1e6:g} million pixels are allowed (--max_megapixels)"
+        try:
+            width, height = Image.open(io.BytesIO(image), formats=FORMATS).size
+        except Image.DecompressionBombError:
+            raise Refused(413, f"{where}{allowed}, and this image has far more") from None
+        except Exception:  # Pillow's parsers raise whatever the bytes provoke.
+            kinds = ", ".join(FORMATS)
+            raise Refused(422, f"{where}this is no image that can be read ({kinds})") from None
+        if width * height > self._limits.pixels:
+            raise Refused(413, f"{where}{allowed}, and this image has {width}x{height}")
+        try:
+            return self._engine.classifier.crop(image)
+        except Unreadable as error:
+            reason = " ".join(str(error).split())
+            raise Refused(422, f"{where}the image cannot be read whole: {reason}") from None
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else text
+
+
+async def _as_json(request: Request, error: Exception) -> Response:
+    """The answer to a path or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    ways = "POST /predict, GET /, /health and /metrics"
+    return JSONResponse({"error": f"{error.detail}; there are: {ways}"}, error.status_code, error.headers)
