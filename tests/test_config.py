@@ -449,9 +449,10 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         read.add((*self.keys(), key))  # A copy of a part has its keys.
         return plain(self, key)
 
-    # Writing the config down reads all of it and uses nothing.
+    # Writing the config down, and sending it, reads all of it and uses nothing.
     (tmp_path / "run").mkdir()
     monkeypatch.setattr("vit_jax.runs.loop.claim", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("vit_jax.runs.loop.deliveries", lambda *_: ())
     monkeypatch.setattr(ConfigDict, "__getitem__", noting)
     train(config, tmp_path / "run")
     config.finetune.train, config.optimizer.average = "all", 0.0
@@ -460,7 +461,7 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     config.objective.local_crops, config.objective.patch_weight = 1, 1.0
     for name in OBJECTIVES.keys() - {"classification"}:
         classes = 10 if OBJECTIVES[name].labels else 0
-        learns = name == "distillation"
+        learns = name in ("distillation", "eva")
         config.objective.update(dict(name=name, teacher="a teacher" if learns else None))
         assert bool(OBJECTIVES[name].learns_from(config)) == learns
         model = abstract(model_factory("ViT-Ti/4", num_classes=10, image_size=16)) if learns else None

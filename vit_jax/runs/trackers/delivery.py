@@ -144,7 +144,9 @@ class Delivery:
             self._keep(settled)
 
     def _keep(self, sent: dict) -> None:
-        self._file.parent.mkdir(exist_ok=True)
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(sent) + "\n")
-        temporary.replace(self._file)
+        """Writes what was sent, unless the workdir was deleted, which the run's lock says."""
+        with contextlib.suppress(FileNotFoundError):
+            self._file.parent.mkdir(exist_ok=True)
+            temporary = self._file.with_suffix(".tmp")
+            temporary.write_text(json.dumps(sent) + "\n")
+            temporary.replace(self._file)
