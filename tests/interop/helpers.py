@@ -1,5 +1,6 @@
 """Models with random parameters, to be written and compared."""
 
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +20,14 @@ def described(name: str, **arguments) -> tuple[type, dict]:
 
 
 def random_model(name: str, **arguments) -> nnx.Module:
-    """A model whose every parameter is random, so that none can be left out unseen."""
-    rng = np.random.default_rng(0)
+    """A model whose every parameter is random, so that none can be left out unseen.
+
+    Each is drawn from its own seed: `build` reads them on several threads, in no order.
+    """
     model, values = described(name, **arguments)
 
     def draw(path, shape):
+        rng = np.random.default_rng(zlib.crc32(path.encode()))
         part = path.split("/")[-1]
         if part == "kernel":
             return rng.normal(0, np.prod(shape[:-1]) ** -0.5, shape).astype(np.float32)
