@@ -1,9 +1,10 @@
 """The price of each entry at the paper's scale: python -m vit_jax.experiment prices --out=DIR
 
-Device-days of the pre-training runs of each entry, as the TPU compiler estimates their steps on 256 chips of
-TPU v3 and v5e: days of a core of v3, of a chip of v5e. Fine-tuning comes on top. A run that does not fit is
-planned with the nearest change that does. Each compilation takes minutes; DIR keeps what was found, and the
-same command goes on. `python -m vit_jax.experiment --list` reads the record.
+Device-days of the pre-training runs of each entry, by the TPU compiler's estimate of their steps on 256 chips
+of TPU v3 and v5e: days of a core of v3, of a chip of v5e. Fine-tuning comes on top. One step is compiled for
+models of a name; those of another width, depth or position embedding are taken to have its MFU. A step that
+does not fit is planned with the nearest change that does. Each compilation takes minutes; DIR keeps what was
+found, and the same command goes on. `python -m vit_jax.experiment --list` reads the record.
 """
 
 import jax

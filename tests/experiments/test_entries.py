@@ -161,19 +161,23 @@ def test_runs_at_the_papers_scale_can_be_planned(capsys, tmp_path):
     assert "vit_h14_jft.py" in line and last.startswith("1 runs are known, of 4.2")
 
 
-def test_a_price_is_found_once(monkeypatch, tmp_path):
+def test_a_step_is_compiled_once_and_days_are_the_runs_compute_at_its_mfu(monkeypatch, tmp_path):
     asked = []
 
     class Plan:
-        class cost:
-            core_days = 2.5
+        mfu = 0.5
 
     monkeypatch.setattr(prices, "first_that_fits", lambda *of: asked.append(of) or ("", Plan))
     (job,) = prices.pretraining_jobs(experiment.load("objectnet")).values()
-    assert [prices.device_days(job, "v3", tmp_path) for _ in range(2)] == [2.5, 2.5]
-    other = job._replace(flags=(*job.flags, "--config.optimizer.learning_rate=1.0"))
-    assert prices.device_days(other, "v3", tmp_path) == 2.5  # The rate does not change the time of a step.
-    assert len(asked) == 1 and prices.device_days(job, "v5e", tmp_path) == 2.5 and len(asked) == 2
+    # 4,262 exaFLOPs by table 6; a core of TPU v3 has 61.5 TFLOP/s.
+    wanted = 4262e18 / (0.5 * 61.5e12) / 86_400
+    for _ in range(2):
+        assert prices.device_days(job, "v3", tmp_path) == pytest.approx(wanted, rel=2e-3)
+    half = job._replace(flags=(*job.flags, "--config.epochs=7"))
+    assert prices.device_days(half, "v3", tmp_path) == pytest.approx(wanted / 2, rel=2e-3)
+    assert len(asked) == 1 and prices.device_days(job, "v5e", tmp_path) and len(asked) == 2
+    dropout = job._replace(flags=(*job.flags, "--config.model.dropout=0.1"))
+    assert prices.device_days(dropout, "v3", tmp_path) and len(asked) == 3
 
 
 def test_values_that_are_not_the_papers_are_named():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import leaves
 from vit_jax.ledger.study import Experiment, Study, config_of, known_trials
 from vit_jax.planning import choices, cost
 from vit_jax.planning.compile import Slice, find_slice
@@ -38,27 +39,42 @@ def said(job: Job, *left_out: str) -> str:
     return " ".join([name, *(value[1:] for value in values if not value.startswith(others))])
 
 
+# Values on which a step's MFU depends: those that a compiled step is known by.
+TELLING = ("model.name", "model.dropout", "model.dtype", "objective.name", "batch_size")
+
+
 def device_days(job: Job, chip: str, folder: Path) -> float | None:
     """The estimated days of one device, a core of v3 or a chip of v5e; None: it fits the slice in no way.
 
+    They are the run's compute at the MFU of a compiled step. One is compiled for runs that are alike in
+    `TELLING`; those that differ in length, data, positions, pooling or a layer's width are taken to have
+    its MFU.
+
     Args:
-      folder: keeps what was found, so that it is found once.
+      folder: keeps the MFUs that were found, so that each is found once.
 
     Raises:
       UserError: the compiler is not installed.
     """
-    file = folder / "days.json"
+    file = folder / "mfu.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    # Rates and decay do not change the time of a step.
-    key = f"{chip}: {said(job, 'optimizer.learning_rate', 'optimizer.weight_decay')}"
+    config, where = config_of(job), find_slice(chip, SLICES[chip])
+    key = f"{chip}: {step_of(config)}"
     if key not in known:
         print(key, file=sys.stderr)
-        _, plan = first_that_fits(
-            config_of(job), find_slice(chip, SLICES[chip]), cost.read_prices(cost.PRICES)
-        )
-        known[key] = plan.cost.core_days if plan.cost else None
+        _, plan = first_that_fits(config, where, cost.read_prices(cost.PRICES))
+        known[key] = plan.mfu
         file.write_text(json.dumps(known, indent=1) + "\n")
-    return known[key]
+    if known[key] is None:
+        return None
+    return make_workload(config, None).exaflops * 1e18 / (known[key] * where.chip.peak_flops) / 86_400
+
+
+def step_of(config: ConfigDict) -> str:
+    """The values of `TELLING`, as flags say them: `ViT-B/16 model.dropout=0.1 batch_size=4096`."""
+    values = dict(leaves(config))
+    others = (f"{key}={values[key]}" for key in TELLING[1:] if values.get(key))
+    return " ".join([values[TELLING[0]], *others])
 
 
 def first_that_fits(config: ConfigDict, where: Slice, prices: dict[str, dict]) -> tuple[str, Estimate]:
