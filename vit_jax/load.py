@@ -40,7 +40,7 @@ class AboutLoaded(About):
         super().__init__(model_name(checkpoint.model, arguments), arguments)
         same_head = arguments["num_classes"] == checkpoint.arguments["num_classes"]
         self.place, self.library = checkpoint.place, checkpoint.library
-        self.preprocessing = checkpoint.preprocessing
+        self.preprocessing, self.objective = checkpoint.preprocessing, checkpoint.objective
         self.class_names = checkpoint.class_names if same_head else ()
         self._checkpoint, self._extractors = checkpoint, {}
         self._weights = weights

@@ -34,7 +34,8 @@ def save_model(
     """Writes a model, with its preprocessing and its class names where the format can hold them.
 
     What was written is read back and compared, bit for bit. Of a checkpoint what its objective has is written
-    too, such as mae's decoder or dino's heads: in the library's way, or in files of ours beside the model.
+    too, such as mae's decoder, dino's heads or the token of masked patches: in the library's way, or in files
+    of ours beside the model.
 
     Args:
       model: of `load_model` or `create_model`, with its parameters as they are now; or a checkpoint, what
@@ -72,6 +73,8 @@ def save_model(
         about.preprocessing,
         about.class_names,
     )
+    if about.objective:
+        say(f"left out: {about.objective.words}, which is written where the checkpoint itself is saved")
     _say_lost(about.preprocessing, values, library, say)
     return destination
 
@@ -114,7 +117,7 @@ def _say_lost(
 
 def left_out(own: ObjectiveParams) -> str:
     """The line that says that an objective's parameters were not written."""
-    return f"left out, for want of a place: {own.name}'s own parameters"
+    return f"left out, for want of a place: {own.words}"
 
 
 def objective_beside(

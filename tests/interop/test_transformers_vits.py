@@ -167,7 +167,7 @@ def test_whole_numbers_that_older_versions_keep_are_left_out(case, name, drawn):
     [
         ("CLIP, whole", "assumed: the model of images alone, of two"),
         ("SigLIP, whole", "assumed: the model of images alone, of two"),
-        ("MAE, whole", "beside it the parameters of mae itself"),
+        ("MAE, whole", "beside it mae's own parameters"),
     ],
 )
 def test_what_is_not_of_the_model_of_images_is_said(case, words, drawn):

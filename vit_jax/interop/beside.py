@@ -18,6 +18,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, write_safetensors
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
+MASK = "mask"  # In place of an objective's name, where there is the token of masked patches alone.
 _MEMORY = "memory/"
 
 Shapes = dict[str, tuple[int, ...]]  # By our path.
@@ -27,7 +28,7 @@ class ObjectiveParams(NamedTuple):
     """Parameters somewhere that an objective of training has beside a model's.
 
     Attributes:
-      name: of the objective.
+      name: of the objective, or `MASK`.
       values: of `config.objective`, as far as the checkpoint says them.
       sources: turns shapes by our path into the reading of each parameter. It raises UserError where they are
         others.
@@ -41,10 +42,15 @@ class ObjectiveParams(NamedTuple):
     shapes: Callable[[], Shapes] | None = None
     memory: dict[str, Tensor] = {}
 
+    @property
+    def words(self) -> str:
+        """What the parameters are, in words."""
+        return "the token of masked patches" if self.name == MASK else f"{self.name}'s own parameters"
+
     def count(self, shapes: Shapes) -> str:
-        """The number of the parameters, and what it remembers, in words."""
+        """What the parameters are, their number, and what the objective remembers, in words."""
         remembered = f", with {' and '.join(sorted(self.memory))}" if self.memory else ""
-        return f"{self.name}'s own parameters, {sum(map(math.prod, shapes.values())):,}{remembered}"
+        return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{remembered}"
 
 
 def check_shapes(place: str, name: str, own: Shapes, wanted: Shapes) -> None:

@@ -81,7 +81,7 @@ class Checkpoint(NamedTuple):
             f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels{self._statistics()}, {head}"
             + (f", computes in {dtype}" if (dtype := self.arguments["dtype"]) != "float32" else "")
             + (f"; assumed: {self.assumed}" if self.assumed else "")
-            + (f"; beside it the parameters of {self.objective.name} itself" if self.objective else "")
+            + (f"; beside it {self.objective.words}" if self.objective else "")
         )
 
     def _statistics(self) -> str:
@@ -131,9 +131,9 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         mapped = entries(form.rules(values), shapes, library.title)
         tensors, own = _apart(form.objective, tensors)
         _check(path, mapped, tensors)
-        objective = _objective_params(path, library.title, form.objective, own, config)
-        if objective is None and path.is_dir():
-            objective = open_beside(path, _finite)
+        objective = open_beside(path, _finite) if path.is_dir() else None
+        if objective is None:
+            objective = _objective_params(path, library.title, form.objective, own, config, values)
     except UserError:
         raise
     except _MALFORMED as error:
@@ -158,14 +158,14 @@ def _apart(form: ObjectiveFormat | None, tensors: Tensors) -> tuple[Tensors, Ten
 
 
 def _objective_params(
-    path: Path, title: str, form: ObjectiveFormat | None, own: Tensors, config: dict
+    path: Path, title: str, form: ObjectiveFormat | None, own: Tensors, config: dict, values: dict
 ) -> ObjectiveParams | None:
     """The parameters of an objective, by their tensors; None where there are none."""
     if form is None or not own:
         return None
 
     def sources(shapes):
-        tensors, mapped = form.rename(own, config), entries(form.rules, shapes, title)
+        tensors, mapped = form.rename(own, config), entries(form.rules(values), shapes, title)
         _check(path, mapped, tensors)
         return {entry.path: functools.partial(read, tensors, entry) for entry in mapped}
 
@@ -173,7 +173,8 @@ def _objective_params(
         array = entry.join([tensors[name].read() for name in entry.names])
         return _finite(array, f"{path}: {form.name}'s {entry.path}")
 
-    return ObjectiveParams(form.name, form.values(own, config), sources)
+    shapes = None if form.shapes is None else functools.partial(form.shapes, values)
+    return ObjectiveParams(form.name, form.values(own, config), sources, shapes)
 
 
 def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
@@ -502,7 +503,7 @@ def save(
         mapped = [entry._replace(names=tuple(prefix + name for name in entry.names)) for entry in mapped]
         described |= form.objective.describe(values, objective.values)
         arrays = {prefix + name: array for name, array in arrays.items()}
-        for entry in entries(form.objective.rules, objective_shapes, written_by.title):
+        for entry in entries(form.objective.rules(values), objective_shapes, written_by.title):
             arrays |= entry.split(np.asarray(own[entry.path]))
         arrays |= form.objective.finish(values, objective.values)
     files = written_by.files(described, values, preprocessing, class_names)

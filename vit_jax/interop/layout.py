@@ -48,6 +48,8 @@ LINEAR_CONV = _layout(lambda x: x.T[:, :, None, None], lambda y, shape: y[:, :, 
 DENSE_CONV = _layout(lambda x: x[None, None], lambda y, shape: y[0, 0])
 # A table by row and column, with its rows and columns in one axis.
 TABLE = _layout(lambda x: x.reshape(-1, x.shape[-1]), lambda y, shape: y.reshape(shape))
+# One vector with two axes of length one before it, of which they have one.
+MATRIX = _layout(lambda x: x[0], lambda y, shape: y[None])
 # One number for each head, in front of the axes of its scores.
 HEADS = _layout(lambda x: x[:, None, None], lambda y, shape: y.reshape(shape))
 # Google's group norms.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.interop.beside import Shapes
 from vit_jax.interop.layout import Entry, Rule
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import Tensor
@@ -39,27 +40,29 @@ class ObjectiveFormat(NamedTuple):
     """A library's way to write what an objective of training has beside a model, such as a decoder.
 
     Attributes:
-      name: of the objective, as in `config.objective.name`.
+      name: of the objective, as in `config.objective.name`, or `beside.MASK`.
       owns: regular expression of how its tensors' names start.
       values: those of `config.objective` that tensors and a `config.json` say.
       rename: brings its tensors to the names that `rules` knows. It raises UserError for tensors that the
         objective would compute otherwise with.
-      rules: the names of its parameters.
+      rules: the names of its parameters, by the model's arguments.
       describe: what `config.json` says of a model with such parameters, by the model's arguments and the
         values of `config.objective`. It raises UserError for what the library does not have; None: nothing is
         written.
       finish: the tensors that are written besides, by the same two.
       prefix: of the model's names where the objective's are beside them.
+      shapes: of its parameters by our path, by the model's arguments; None: they follow from the values.
     """
 
     name: str
     owns: str
     values: Callable[[Tensors, dict], Values]
     rename: Callable[[Tensors, dict], Tensors]
-    rules: Sequence[Rule]
+    rules: Callable[[Values], Sequence[Rule]]
     describe: Callable[[Values, Values], dict] | None = None
     finish: Callable[[Values, Values], Arrays] = lambda values, said: {}
     prefix: str = ""
+    shapes: Callable[[Values], Shapes] | None = None
 
 
 class Format(NamedTuple):

@@ -36,9 +36,11 @@ class About:
       arguments: of its class.
       preprocessing: what it should see of an image, and class_names, of all classes: where a checkpoint says
         them.
+      objective: what the checkpoint has beside the model, of an objective of training.
     """
 
     preprocessing: Any = None
+    objective: Any = None
     class_names: tuple[str, ...] = ()
 
     def __init__(self, name: str, arguments: dict[str, Any]):

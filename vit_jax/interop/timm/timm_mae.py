@@ -76,6 +76,6 @@ FORMAT = Format(
         owns=r"(decoder_|mask_token$)",
         values=_decoder_values,
         rename=_rename_decoder,
-        rules=_DECODER_RULES,
+        rules=lambda values: _DECODER_RULES,
     ),
 )

@@ -14,7 +14,7 @@ from vit_jax.interop.tensor_files import Tensor
 
 
 def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict[str, Tensor], dict]:
-    """Leaves out the token that masks patches in pre-training only.
+    """Leaves out a token of masked patches that is zero, which it is where nothing was masked in training.
 
     Tensors of a model without classifier lose the `vit.` that some classes put before their names.
 
@@ -23,7 +23,11 @@ def _prepare(path: Path, tensors: dict[str, Tensor], config: dict) -> tuple[dict
     """
     if not config:
         raise UserError(f"{path} is of Transformers, which needs the config.json of its model beside it")
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("embeddings.mask_token")}
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith("embeddings.mask_token") or tensor.read().any()
+    }
     if not any("classifier" in name for name in kept):
         kept = {
             re.sub(

@@ -13,6 +13,7 @@ from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
     count_classes,
+    mask_format,
     projections,
     read_gelu,
     read_sizes,
@@ -77,13 +78,11 @@ def _models_masks(config: dict) -> bool:
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
-    """The same tensors without those that follow from the sizes and those of masked image modelling alone."""
+    """The same tensors without those that follow from the sizes and the head of masked image modelling."""
     kept = {name: x for name, x in tensors.items() if not name.endswith("relative_position_index")}
     if not _models_masks(config):
         return kept
-    named = {name.removeprefix("beit."): x for name, x in kept.items() if not name.startswith("lm_head.")}
-    named.pop("embeddings.mask_token", None)
-    return named
+    return {name.removeprefix("beit."): x for name, x in kept.items() if not name.startswith("lm_head.")}
 
 
 def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
@@ -165,4 +164,5 @@ FORMAT = Format(
     describe=_describe,
     rename=_rename,
     holds=lambda values: vit_type(values) == "beit",
+    objective=mask_format(lambda values: "beit", dict(use_mask_token=True)),
 )

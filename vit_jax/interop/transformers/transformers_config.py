@@ -1,9 +1,11 @@
 """Parts of Transformers' `config.json` and names that several types of models share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, Rule
+from vit_jax.interop.beside import MASK
+from vit_jax.interop.layout import BLOCK, FLAT, LINEAR, SAME, Layout, Rule
+from vit_jax.interop.library import ObjectiveFormat
 
 _GELUS = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 _BIASED = {"all": (0, 1, 2), "qv": (0, 2), "none": ()}  # Of queries, keys and values.
@@ -145,6 +147,31 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
         return f"{prefix}.{names}" if isinstance(names, str) else tuple(f"{prefix}.{name}" for name in names)
 
     return [rule._replace(names=lower(rule.names)) for rule in rules]
+
+
+def mask_format(start: Callable[[dict], str], said: dict | None, layout: Layout = SAME) -> ObjectiveFormat:
+    """Where the token that stands for masked patches is read, and written.
+
+    Args:
+      start: of the names of a model with a classifier, by its arguments.
+      said: what a config says of a model with the token; None: Transformers' classes that are written have no
+        place for it.
+      layout: of the token.
+    """
+
+    def rules(values):
+        named = [Rule("mask", "embeddings.mask_token", layout)]
+        return below(start(values), named) if values["num_classes"] else named
+
+    return ObjectiveFormat(
+        name=MASK,
+        owns=r"(\w+\.)?embeddings\.mask_token$",
+        values=lambda tensors, config: {},
+        rename=lambda tensors, config: tensors,
+        rules=rules,
+        describe=None if said is None else lambda values, told: said,
+        shapes=lambda values: {"mask": (1, 1, values["dim"])},
+    )
 
 
 def common_config(values: dict) -> dict:

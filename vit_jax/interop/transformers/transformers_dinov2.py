@@ -1,13 +1,14 @@
 """DINOv2, with registers or without, in Hugging Face Transformers."""
 
 from vit_jax.errors import UserError
-from vit_jax.interop.layout import BLOCK, CONV, LINEAR_OUT, SAME, Rule, torch_dense, torch_norm
+from vit_jax.interop.layout import BLOCK, CONV, LINEAR_OUT, MATRIX, SAME, Rule, torch_dense, torch_norm
 from vit_jax.interop.library import Format, refuse_unsaid
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
     count_classes,
+    mask_format,
     projections,
     require_always,
     vit_type,
@@ -129,4 +130,5 @@ FORMAT = Format(
     rules=_rules,
     describe=_describe,
     holds=lambda values: vit_type(values) == "dinov2",
+    objective=mask_format(_model_type, dict(use_mask_token=True), MATRIX),
 )

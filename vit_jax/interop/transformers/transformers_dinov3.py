@@ -7,6 +7,7 @@ from vit_jax.interop.layout import BLOCK, CONV, FLAT, LINEAR, LINEAR_OUT, SAME, 
 from vit_jax.interop.library import Arrays, Format, Tensors, refuse_unsaid
 from vit_jax.interop.transformers.transformers_config import (
     common_config,
+    mask_format,
     projections,
     read_gelu,
     read_sizes,
@@ -123,7 +124,7 @@ def _describe(values: dict) -> dict:
 
 
 def _finish(arrays: Arrays, values: dict) -> Arrays:
-    """Tensors to write, with those that Transformers always has: a token that masks, and registers."""
+    """Tensors to write, with those that Transformers always has: registers, and a token of masked patches."""
     dim = values["dim"]
     absent = {} if values["registers"] else {"embeddings.register_tokens": np.zeros((1, 0, dim), np.float32)}
     return arrays | absent | {"embeddings.mask_token": np.zeros((1, 1, dim), np.float32)}
@@ -138,4 +139,5 @@ FORMAT = Format(
     rename=_rename,
     finish=_finish,
     holds=lambda values: vit_type(values) == "dinov3_vit",
+    objective=mask_format(lambda values: "", {}),  # No class of it has a classifier.
 )

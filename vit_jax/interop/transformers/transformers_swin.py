@@ -20,6 +20,7 @@ from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
     count_classes,
+    mask_format,
     require_always,
 )
 from vit_jax.models.swin import EPSILON, RATIO, Swin, windows
@@ -64,7 +65,11 @@ def _rules(values: dict) -> tuple[Rule, ...]:
     trunk = (*_RULES, Rule(_ATTENTION + "qkv/bias", names, FLAT, axis=0))
     if not values["num_classes"]:
         return trunk
-    return (*below("swin" if values["version"] == 1 else "swinv2", trunk), *torch_dense("head", "classifier"))
+    return (*below(_model_type(values), trunk), *torch_dense("head", "classifier"))
+
+
+def _model_type(values: dict) -> str:
+    return "swin" if values["version"] == 1 else "swinv2"
 
 
 def _rename(tensors: dict[str, Tensor], config: dict) -> dict[str, Tensor]:
@@ -131,7 +136,7 @@ def _describe(values: dict) -> dict:
     version = values["version"]
     if version == 2 and values["position"] != "none":
         raise UserError(f"Transformers' Swin V2 has no position={values['position']!r}")
-    kind = "swin" if version == 1 else "swinv2"
+    kind = _model_type(values)
     start, stages = _KINDS[kind][0], len(values["blocks"])
     height, width = values["image_size"]
     former = dict(pretrained_window_sizes=list(values["pretrained_windows"] or (0,) * stages))
@@ -165,4 +170,5 @@ FORMAT = Format(
     rules=_rules,
     describe=_describe,
     rename=_rename,
+    objective=mask_format(_model_type, None),
 )

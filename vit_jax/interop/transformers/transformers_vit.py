@@ -8,6 +8,7 @@ from vit_jax.interop.transformers.transformers_config import (
     below,
     common_config,
     count_classes,
+    mask_format,
     projections,
     read_gelu,
     read_sizes,
@@ -48,7 +49,11 @@ def _rules(values: dict) -> tuple[Rule, ...]:
         )
     else:
         heads = torch_dense("head", "classifier")
-    return (*below("vit" if values["distillation"] == "none" else "deit", trunk), *heads)
+    return (*below(_model_type(values), trunk), *heads)
+
+
+def _model_type(values: dict) -> str:
+    return "vit" if values["distillation"] == "none" else "deit"
 
 
 def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[dict, str]:
@@ -104,4 +109,5 @@ FORMAT = Format(
     rules=_rules,
     describe=_describe,
     holds=lambda values: vit_type(values) == "vit",
+    objective=mask_format(_model_type, None),
 )

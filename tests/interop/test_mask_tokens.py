@@ -1,0 +1,112 @@
+"""The token that stands for masked patches, through Transformers' and other folders."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from helpers import random_model, write
+from safetensors.numpy import load_file, save_file
+
+import vit_jax
+from vit_jax.runs.workdir import open_any
+
+SIZES = dict(dim=32, depth=1, hidden=64, heads=1, patch_size=8, image_size=32)
+DINO = SIZES | dict(layer_scale=1.0, gelu="erf", pooling="cls_gap", num_classes=3)
+DINOV3 = SIZES | dict(num_classes=0, position="none", rope="dinov3", registers=4, qkv_bias="qv")
+DINOV3 |= dict(layer_scale=1.0, gelu="erf", norm_epsilon=1e-5)
+BEIT = SIZES | dict(qkv_bias="qv", position="bias", layer_scale=0.1, gelu="erf", norm_epsilon=1e-12)
+SWIN = dict(dim=32, blocks=(1, 1), stage_heads=(1, 2), window=2, image_size=32, num_classes=0)
+# Name, arguments, the token's name and shape in Transformers, and whether the class that is written has it.
+CASES = {
+    "DINOv2": ("ViT-S/16", DINO, "dinov2.embeddings.mask_token", (1, 32), True),
+    "DINOv2 without classes": (
+        "ViT-S/16",
+        DINO | dict(num_classes=0, pooling="cls", registers=4),
+        "embeddings.mask_token",
+        (1, 32),
+        True,
+    ),
+    "DINOv3": ("ViT-S/16", DINOV3, "embeddings.mask_token", (1, 1, 32), True),
+    "BEiT": (
+        "ViT-S/16",
+        BEIT | dict(num_classes=3, pooling="gap", cls_token=True, fc_norm=True),
+        "beit.embeddings.mask_token",
+        (1, 1, 32),
+        True,
+    ),
+    "ViT": ("ViT-S/16", SIZES | dict(num_classes=3), "vit.embeddings.mask_token", (1, 1, 32), False),
+    "Swin": ("Swin-T", SWIN, "embeddings.mask_token", (1, 1, 32), False),
+}
+
+
+@pytest.fixture
+def folder(case, tmp_path):
+    """A folder of Transformers' with a token of masked patches, and the token."""
+    name, arguments, key, shape, _ = CASES[case]
+    made = write(random_model(name, **arguments), tmp_path / "theirs", "transformers", name, **arguments)
+    token = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    tensors = load_file(made / "model.safetensors") | {key: token}
+    save_file(tensors, made / "model.safetensors")
+    return made, token.reshape(1, 1, -1)
+
+
+def token_of(place) -> np.ndarray:
+    """What is read of a folder, by the path that training would take it from."""
+    found = open_any(place).objective
+    return found.sources(found.shapes())["mask"]()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_token_of_masked_patches_goes_through_folders_to_the_bit(case, folder, tmp_path):
+    *_, key, shape, among = CASES[case]
+    theirs, token = folder
+    np.testing.assert_array_equal(token_of(theirs), token)
+    ways = [["transformers"]] if case == "DINOv2" else [["transformers"], ["timm", "transformers"]]
+    for way in ways:  # Of DINOv2 with classes timm has none.
+        place, lines = theirs, []
+        for number, library in enumerate(way):
+            changes = dict(norm_epsilon=1e-6) if library == "timm" and case == "BEiT" else {}
+            source, place = place, tmp_path / f"{len(way)}_{number}"
+            vit_jax.save_model(source, place, library=library, say=lines.append, **changes)
+            np.testing.assert_array_equal(token_of(place), token)
+        written, config = (
+            load_file(place / "model.safetensors"),
+            json.loads((place / "config.json").read_text()),
+        )
+        assert (key in written) == among == (not (place / "objective.json").exists())
+        if among:
+            assert written[key].shape == shape and config.get("use_mask_token", True)
+        assert not any("left out" in line for line in lines)
+
+
+@pytest.mark.parametrize("case", ["ViT"])
+def test_what_does_not_keep_the_token_says_so(case, folder, tmp_path):
+    theirs, _ = folder
+    lines = []
+    model = vit_jax.load_model(theirs, say=lines.append)
+    assert lines[0].endswith("; beside it the token of masked patches")
+    vit_jax.save_model(model, tmp_path / "loaded", library="timm", say=lines.append)
+    assert lines[1].startswith("left out: the token of masked patches, which is written where")
+    changes = dict(gelu="tanh", norm_epsilon=1e-6)
+    vit_jax.save_model(theirs, tmp_path / "ours.npz", say=lines.append, **changes)
+    assert "left out, for want of a place: the token of masked patches" in lines
+
+
+@pytest.mark.parametrize("case", ["DINOv3"])
+def test_a_token_of_zeros_is_none(case, folder, tmp_path):
+    shutil.rmtree(folder[0])
+    name, arguments, key, *_ = CASES[case]
+    write(random_model(name, **arguments), folder[0], "transformers", name, **arguments)
+    assert not load_file(folder[0] / "model.safetensors")[key].any()
+    assert open_any(folder[0]).objective is None
+
+
+@pytest.mark.parametrize("case", [case for case, (*_, among) in CASES.items() if among])
+def test_transformers_masks_by_what_is_written(case, folder, torch, transformers, tmp_path):
+    written = vit_jax.save_model(folder[0], tmp_path / "ours", library="transformers", say=str)
+    (kind,) = json.loads((written / "config.json").read_text())["architectures"]
+    theirs, info = getattr(transformers, kind).from_pretrained(written, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    (token,) = (x for name, x in theirs.named_parameters() if name.endswith("embeddings.mask_token"))
+    np.testing.assert_array_equal(token.detach().numpy().reshape(1, 1, -1), folder[1])
