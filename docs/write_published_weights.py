@@ -14,6 +14,10 @@ starts a run from them. The accuracies are published ones, of ImageNet's validat
 otherwise, with the side of the images in pixels; none was measured here. Mind the licences. What is in a
 model by its name: [models](models.md).
 
+CLIPs that were trained with quick GELU, x sigmoid(1.702 x), have it in the last column: their repositories'
+own files mean exact GELU, which `pretrained=` puts right. From such a repository itself, `hf://REPOSITORY`,
+say `gelu="quick"`, or `--config.model.gelu=quick`.
+
 Written by `python docs/write_published_weights.py`.
 """
 
@@ -25,8 +29,12 @@ def page() -> str:
         families.setdefault(re.split(r"[-/]", weights.model)[0], []).append(weights)
     lines = [HEAD]
     for family, held in families.items():
-        lines += [f"## {family}", "", "| model | `pretrained=` | pixels | classes | published, % | licence |"]
-        lines += ["|---|---|---|---|---|---|", *map(_row, held), ""]
+        head = "| model | `pretrained=` | pixels | classes | published, % | licence |"
+        rows, rule = [*map(_row, held)], "|---|---|---|---|---|---|"
+        if any(weights.arguments for weights in held):
+            head, rule = f"{head} GELU |", f"{rule}---|"
+            rows = [f"{row} {x.arguments.get('gelu', '')} |" for row, x in zip(rows, held, strict=True)]
+        lines += [f"## {family}", "", head, rule, *rows, ""]
     return "\n".join(lines)
 
 

@@ -170,7 +170,7 @@ def load_model(
         return build_model(open_any(source, changes.get("image_size")), say=say, **changes)
     weights = find_weights(str(source), pretrained)
     checkpoint = open_any(f"hf://{weights.repository}", changes.get("image_size"))
-    return build_model(checkpoint, say=say, weights=weights, **changes)
+    return build_model(checkpoint, say=say, weights=weights, **(weights.arguments | changes))
 
 
 def build_model(

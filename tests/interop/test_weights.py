@@ -4,13 +4,16 @@ import json
 import re
 
 import pytest
+from helpers import random_model, write
 
 import vit_jax
 from tests.interop import write_accuracies, write_weights
+from vit_jax import load
 from vit_jax.errors import UserError
 from vit_jax.models import parse_name
 from vit_jax.published.unheld import refuse_unheld
-from vit_jax.published.weights import ACCURACIES, all_weights, find_weights
+from vit_jax.published.weights import ACCURACIES, all_weights, checkpoint_of, find_weights
+from vit_jax.runs.workdir import open_any
 
 
 def test_every_line_is_of_timms_registry(timm):
@@ -18,7 +21,30 @@ def test_every_line_is_of_timms_registry(timm):
         about = timm.get_pretrained_cfg(weights.repository.split("/")[-1])
         assert weights.repository == about.hf_hub_id
         said = (about.tag, about.input_size[-1], about.num_classes, about.license or "not said")
-        assert said == weights[1:2] + weights[3:]
+        assert said == (weights.tag, weights.pixels, weights.classes, weights.licence)
+
+
+def test_what_was_trained_with_quick_gelu_says_so(timm):
+    quick = {weights.repository for weights in all_weights() if weights.arguments == dict(gelu="quick")}
+    assert quick == {*write_weights.quick_repositories(timm).values()} and len(quick) > 15
+
+
+def test_clips_of_openais_have_their_name_and_their_gelu(monkeypatch, tmp_path):
+    """Of timm's files, which say exact GELU."""
+    sizes = dict(dim=64, depth=1, hidden=96, heads=1, patch_size=8, image_size=16, num_classes=0)
+    sizes |= dict(stem_norm="tokens", gelu="erf", norm_epsilon=1e-5)
+    folder = write(random_model("ViT-B/16", **sizes), tmp_path / "clip", "timm", "ViT-B/16", **sizes)
+    asked = []
+    monkeypatch.setattr(load, "open_any", lambda source, size: asked.append(source) or open_any(folder))
+    for name, tag in (("CLIP-B/16", "openai"), ("OpenCLIP-G/14", "metaclip_2pt5b")):
+        model = vit_jax.load_model(name, pretrained=tag, say=str)
+        assert model.about.arguments["gelu"] == "quick" and "quick GELU" in str(model)
+    assert asked[0] == "hf://timm/vit_base_patch16_clip_224.openai"
+    assert vit_jax.load_model(name, pretrained=tag, say=str, gelu="erf").about.arguments["gelu"] == "erf"
+    with pytest.raises(
+        UserError, match="hf://timm/vit_base_patch16_clip_224.openai with --config.model.gelu=qu"
+    ):
+        checkpoint_of("CLIP-B/16")
 
 
 def test_every_name_makes_a_model_and_no_repository_is_listed_twice():

@@ -1,7 +1,9 @@
 """Writes `vit_jax/published/weights.tsv` of timm's registry: python -m tests.interop.write_weights
 
 A line is a repository of timm's on the Hugging Face Hub: our name of the model, timm's tag of the weights,
-the repository, the images' side in pixels, the classes (0: none) and the licence.
+the repository, the images' side in pixels, the classes (0: none), the licence, and the GELU that the weights
+were trained with where the repository means another one (else `-`): of a CLIP that was trained with quick
+GELU timm has two names and one repository, which bears the name of exact GELU.
 """
 
 import re
@@ -49,23 +51,36 @@ def is_name(text: str | None) -> bool:
         return False
 
 
+def quick_repositories(timm) -> dict[str, str]:
+    """The repositories of CLIPs that were trained with quick GELU, by timm's full names of these models."""
+    found = {}
+    for full in timm.list_models("vit_*_clip_quickgelu_*", module="vision_transformer", pretrained=True):
+        repository = timm.get_pretrained_cfg(full).hf_hub_id
+        if repository == f"timm/{full.replace('_quickgelu', '')}":
+            found[full] = repository
+    return found
+
+
 def lines(timm, torch) -> list[tuple]:
     """The file's lines, in timm's order."""
-    names, found = {}, []
+    names, found, quick = {}, [], quick_repositories(timm)
     for module in MODULES:
         for full in timm.list_models(module=module, pretrained=True):
             architecture, _, tag = full.partition(".")
             about = timm.get_pretrained_cfg(full)
             if module == "resnetv2" and not re.fullmatch(BIT, architecture):
                 continue
-            if about.hf_hub_id != f"timm/{full}" or about.hf_hub_filename:
+            own = about.hf_hub_id == f"timm/{full}" and about.hf_hub_id not in quick.values()
+            if not (own or full in quick) or about.hf_hub_filename:
                 continue  # Not in timm's own form, or another's weights under its name.
+            if full in quick and tag != "openai":
+                architecture = architecture.replace("_quickgelu", "")  # OpenAI's alone have a name of ours.
             if architecture not in names:
                 names[architecture] = our_name(timm, torch, architecture)
-            if is_name(names[architecture]):
-                side = about.input_size[-1]
+            if is_name(name := names[architecture]):
+                side, gelu = about.input_size[-1], "quick" if full in quick else "-"
                 licence = about.license or "not said"
-                found.append((names[architecture], tag, about.hf_hub_id, side, about.num_classes, licence))
+                found.append((name, tag, about.hf_hub_id, side, about.num_classes, licence, gelu))
     return found
 
 

@@ -49,6 +49,8 @@ class Weights(NamedTuple):
       pixels: side of the images.
       classes: 0 for none.
       licence: in the words of the registry.
+      gelu: that of the model's arguments which the weights were trained with, where the repository's own
+        files mean another one; else `-`.
     """
 
     model: str
@@ -57,11 +59,18 @@ class Weights(NamedTuple):
     pixels: int
     classes: int
     licence: str
+    gelu: str
 
     def __str__(self):
         head = f"{self.classes:,} classes" if self.classes else "no head"
         words = f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence {self.licence}"
+        words += "" if self.gelu == "-" else f", {self.gelu} GELU"
         return ", ".join([words, *map(str, self.accuracies)])
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Arguments of the model that the repository's own files do not say."""
+        return {} if self.gelu == "-" else dict(gelu=self.gelu)
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
@@ -76,7 +85,7 @@ HEADER = Weights._fields
 def all_weights() -> tuple[Weights, ...]:
     """All of them."""
     rows = [line.split("\t") for line in FILE.read_text().splitlines()[1:]]
-    return tuple(Weights(*names, int(side), int(classes), last) for *names, side, classes, last in rows)
+    return tuple(Weights(*row[:3], int(row[3]), int(row[4]), *row[5:]) for row in rows)
 
 
 @functools.cache
@@ -118,10 +127,13 @@ def checkpoint_of(source: str) -> str:
     """The repository of a model that has one published set of weights, or the checkpoint that is named.
 
     Raises:
-      UserError: it is the name of a model with several sets.
+      UserError: it is the name of a model with several sets, or of one whose repository does not say all.
     """
     found = [weights for weights in all_weights() if weights.model == source]
     if len(found) > 1:
         names = ", ".join(f"hf://{weights.repository}" for weights in found)
         raise UserError(f"{source} has several weights; give one of {names}")
+    if found and found[0].arguments:
+        said = " ".join(f"--config.model.{name}={value}" for name, value in found[0].arguments.items())
+        raise UserError(f"{source} is hf://{found[0].repository} with {said}: give both")
     return f"hf://{found[0].repository}" if found else source
