@@ -3,10 +3,11 @@
 Four stages of blocks, each of half the resolution and twice the width of the one before it. Dimensions are
 named: batch height width dim heads head_dim tokens, the last those of a window.
 
-How windows are laid out: the map stays `[batch, height, width, dim]` through norms, projections and MLPs,
-which look at each place alone. Queries, keys and values are cut into windows by the transpose that brings
-heads before tokens, which attention needs anyway, and the values' way back is one transpose too. So windows
-are never copied for their own sake. What is copied is the shifted map, before the projection and after it.
+How windows are laid out: the map stays `[batch, height, width, dim]` through norms and MLPs, which look at
+each place alone. Before attention it is cut into windows, `[batch, windows, tokens, dim]`, and what attention
+gives is joined to a map: each is one transpose of one array, whose rows of `dim` numbers stay together.
+Queries, keys and values are made of the windows, so that these three, which have narrow heads, are never
+moved for the windows' sake. A shifted map is copied too, before it is cut and after it is joined.
 """
 
 import dataclasses
