@@ -13,10 +13,11 @@ TOKENS = {"hf_writes": "write", "hf_reads": "read"}  # Of the user ada.
 
 
 class FakeHub:
-    """The repositories, by name their files by path; those of `private` are seen with a token alone."""
+    """The repositories, by name their files by path; those of `private` are seen with a token alone, and the
+    files of those of `gated` by nobody."""
 
     def __init__(self, repositories: dict[str, dict[str, bytes]] | None = None):
-        self.repositories, self.private = dict(repositories or {}), set()
+        self.repositories, self.private, self.gated = dict(repositories or {}), set(), set()
         self.large: dict[str, bytes] = {}  # Files that were sent apart, by their SHA-256.
         self.requests: list[str] = []
         self.server = http.server.ThreadingHTTPServer(
@@ -72,6 +73,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if name not in hub.repositories or (name in hub.private and not self.token):
             return self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
         files = hub.repositories[name]
+        if what == "resolve" and name in hub.gated:
+            said = {"error": f"Access to model {name} is restricted"}
+            return self.answer(said, 403, {"X-Error-Code": "GatedRepo"})
         if what == "resolve":
             file = rest.split("/", 1)[1]
             if file not in files:

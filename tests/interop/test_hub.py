@@ -19,7 +19,8 @@ CONTENTS["preprocessor_config.json"] = json.dumps(PREPROCESSOR).encode()
 @pytest.fixture
 def environment(tmp_path):
     """What makes huggingface_hub ask our server."""
-    hub = FakeHub({"someone/vit": CONTENTS})
+    hub = FakeHub({"someone/vit": CONTENTS, "someone/gated": CONTENTS})
+    hub.gated.add("someone/gated")
     yield hub.environment(tmp_path / "hub")
     hub.server.shutdown()
 
@@ -49,6 +50,11 @@ def test_a_model_of_the_hub_is_fetched_and_converted(environment, tmp_path):
             "hf://someone/else",
             {},
             r"there is no \S+/someone/else, or it is private; .*hf auth login",
+        ),
+        (
+            "hf://someone/gated",
+            {"HF_TOKEN": "hf_reads", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+            r"its owner asks for consent; give it at \S+/someone/gated, then log in here with: hf auth login",
         ),
         ("hf://someone/vit", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to ask the Hub: unset it"),
         ("hf://someone/vit", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "is not reached: look at the network"),
