@@ -258,6 +258,27 @@ def test_values_that_do_not_fit_are_refused_in_one_line(values, words):
         check(config)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"objective.teacher_temperature_steps": 10, "objective.frozen_prototype_steps": 500},
+            r"objective.teacher_temperature_steps=10, objective.frozen_prototype_steps=500 must be below the "
+            r"run's 10 steps: use fewer, such as 1, or train longer",
+        ),
+        ({"objective.gram": 1.0, "objective.gram_from": 10}, "objective.gram_from=10 must be below"),
+    ],
+)
+def test_schedules_longer_than_the_run_are_refused(values, words):
+    with pytest.raises(UserError, match=words):
+        setup(**PATCHES, **values)
+
+
+def test_a_start_that_nothing_waits_for_may_come_after_the_run():
+    program, _ = setup(**{"objective.teacher_temperature_steps": 9, "objective.gram_from": 500})
+    assert program.abstract_objective().temperatures[2] == 9
+
+
 def test_patches_of_a_model_that_has_none_are_refused():
     with pytest.raises(UserError, match="must be a ViT"):
         setup(**PATCHES, **{"model.name": "R50+ViT-Ti/16", "model.resnet_blocks": (1,)})

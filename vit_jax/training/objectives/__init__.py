@@ -31,6 +31,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "eva": EVA,
 }
 
+ENDLESS = 2**31 - 1  # Steps, where only an objective's sizes are wanted, and no schedule is too long.
+
 # The one that a program hands in, seen by its call of `vit_jax.train` and by no other thread's.
 _HANDED_IN: ContextVar[type[Objective] | None] = ContextVar("the objective that was handed in", default=None)
 
@@ -82,7 +84,7 @@ def make_objective(
     model: nnx.Module,
     *,
     rngs: nnx.Rngs,
-    steps: int = 1,
+    steps: int = ENDLESS,
     frozen: nnx.Module | None = None,
 ) -> Objective:
     """The config's objective for a model, which may be abstract, and without its frozen model.
@@ -104,7 +106,7 @@ def make_objective(
 
 
 def abstract_objective(
-    config: ConfigDict, model: nnx.Module, *, steps: int = 1, frozen: nnx.Module | None = None
+    config: ConfigDict, model: nnx.Module, *, steps: int = ENDLESS, frozen: nnx.Module | None = None
 ) -> Objective:
     """The config's objective with shapes in place of arrays, and with its frozen model."""
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))

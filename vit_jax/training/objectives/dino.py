@@ -64,7 +64,7 @@ OPTIONS = {
         "Lengths of dino's prototypes: 1, each its own factor, or as their parameters are (DINOv3).",
     ),
     "objective.frozen_prototype_steps": Option(
-        0, whole(0), "First steps in which dino's prototypes stay as they are."
+        0, whole(0), "First steps in which dino's prototypes stay as they are.", smoke=1
     ),
     "objective.teacher_momentum": Option(0.996, RATE, "Momentum of dino's teacher at first."),
     "objective.teacher_momentum_end": Option(1.0, SHARE, "And at the end, to which it goes as a cosine."),
@@ -74,7 +74,9 @@ OPTIONS = {
     "objective.teacher_temperature_end": Option(
         None, number(1e-3, 100.0), "And after its warm-up, in a straight line; None: the same."
     ),
-    "objective.teacher_temperature_steps": Option(0, whole(0), "Steps of the temperature's warm-up."),
+    "objective.teacher_temperature_steps": Option(
+        0, whole(0), "Steps of the temperature's warm-up.", smoke=1
+    ),
     "objective.centring": Option(
         "mean",
         one_of("mean", "sinkhorn", "none"),
@@ -252,6 +254,7 @@ class DINO(Objective):
         frozen: WithHeads | None = None,
     ) -> "DINO":
         check_self_supervised(config)
+        _check_schedules(config.objective, steps)
         values = config.objective
         if config.model.pre_logits:
             raise UserError(
@@ -593,6 +596,17 @@ def _head(
     """A head by the config's `objective`."""
     hidden, lengths = values.head_hidden, values.prototype_lengths
     return PrototypeHead(features, hidden, bottleneck, prototypes, lengths, rngs=rngs)
+
+
+def _check_schedules(values: ConfigDict, steps: int) -> None:
+    """Raises UserError where a schedule of a config's `objective` does not end within so many steps."""
+    keys = ["teacher_temperature_steps", "frozen_prototype_steps"] + ["gram_from"] * bool(values.gram)
+    longer = [f"objective.{key}={values[key]}" for key in keys if values[key] >= steps]
+    if longer:
+        raise UserError(
+            f"config.{', '.join(longer)} must be below the run's {steps} steps: use fewer, such as "
+            f"{steps // 10}, or train longer"
+        )
 
 
 def _check_teacher(config: ConfigDict, model: nnx.Module, frozen: WithHeads) -> None:
