@@ -47,15 +47,18 @@ ON = DINOV2._replace(
 
 
 def get_config(argument=None):
-    values, argument = named_values(argument, model="", run="short", teacher="", **{"from": ""})
-    if values["run"] == "high_resolution":
+    values, argument = named_values(argument, model="", run="", teacher="", **{"from": ""})
+    run = values["run"] or "short"
+    if run not in (runs := ("short", "large", "high_resolution")):
+        raise UserError(f"no run {run!r}; {nearest(run, runs)}")
+    if run == "high_resolution":
+        _refuse(values, ("model", "teacher"), "run=high_resolution goes on with the model of its run")
         return choose(_high_resolution(values["from"], argument), argument)
     if values["from"]:
+        why = "from=... alone goes on with its model by values of its own"
+        _refuse(values, ("model", "run", "teacher"), why)
         return choose(_on_from(values["from"]), argument)
-    if values["run"] not in ("short", "large"):
-        runs = ("short", "large", "high_resolution")
-        raise UserError(f"no run {values['run']!r}; {nearest(values['run'], runs)}")
-    short = values["run"] == "short"
+    short = run == "short"
     config = self_distillation(DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98)
     config.model.name = values["model"] or ("ViT-L/16" if short else "DINOv2-L/14")
     config.model.update(dict(layer_scale=1e-5, gelu="erf", initialization="deit"))
@@ -70,6 +73,12 @@ def get_config(argument=None):
     if values["teacher"]:
         config.objective.teacher, config.model.stochastic_depth = values["teacher"], 0.0
     return choose(config, argument)
+
+
+def _refuse(values, names, why):
+    """Raises UserError where any of these was given, which nothing would read."""
+    if given := [f"{name}={values[name]}" for name in names if values[name]]:
+        raise UserError(f"{why}, and reads no {', no '.join(given)}: leave it out")
 
 
 def _large(config):

@@ -524,3 +524,16 @@ def test_dinov2s_student_of_a_frozen_teacher_is_of_any_size_and_drops_nothing():
     config = load("dinov2", "run=large,teacher=DIR,model=DINOv2-S/14")
     assert (config.objective.teacher, config.model.stochastic_depth, config.model.mlp) == ("DIR", 0.0, None)
     check(config)
+
+
+@pytest.mark.parametrize(
+    ("argument", "unread"),
+    [
+        ("from=/x,run=large,teacher=/y,model=ViT-B/16", "no model=ViT-B/16, no run=large, no teacher=/y"),
+        ("from=/x,run=short", "no run=short"),
+        ("run=high_resolution,from=/x,model=ViT-B/16,teacher=/y", "no model=ViT-B/16, no teacher=/y"),
+    ],
+)
+def test_dinov2_refuses_an_argument_that_its_run_does_not_read(argument, unread):
+    with pytest.raises(UserError, match=f"reads {unread}: leave it out$"):
+        load("dinov2", argument)
