@@ -23,8 +23,8 @@ class Evaluator:
     Args:
       splits: sources by name.
       say: is told of images that cannot be read.
-      views: pictures of an objective that wants several, which are drawn in evaluation as in training; one
-        picture is the test crop.
+      views: pictures of an objective that wants several, which are drawn in evaluation as in training, for
+        `pictures` too; one picture is the test crop.
 
     Attributes:
       metrics: formats of the objective's, by name.
@@ -91,26 +91,32 @@ class Evaluator:
     def pictures(self, split: str, judged: Judged, most: int = 6) -> np.ndarray:
         """Images spread evenly over a split, what is visible of them, and what the objective predicts: uint8
         `[3, images, height, width, 3]`."""
-        batch = self._spread(split, most)
+        batch = self._spread(split, most, **self._views)
         drawn = jax.device_get(self._pictures(judged, self._placed(batch)))
         return np.stack([batch["image"], *drawn])[:, batch["mask"]]
 
-    def _spread(self, split: str, most: int) -> dict[str, np.ndarray]:
-        """A whole batch of so many images spread evenly over the split, with their `numbers` in it."""
+    def _spread(self, split: str, most: int, **views) -> dict[str, np.ndarray]:
+        """A whole batch of so many images spread evenly over the split, as `_read` makes it."""
         chosen = np.unique(np.linspace(0, len(self._splits[split]) - 1, most).astype(int))
-        return self._read(split, chosen, whole_batch(self._mesh, 1))
+        return self._read(split, chosen, whole_batch(self._mesh, 1), **views)
 
-    def _read(self, split: str, chosen: np.ndarray, of: int) -> dict[str, np.ndarray]:
-        """These images of a split in one batch, whose size is a multiple of `of`, with their `numbers`."""
+    def _read(self, split: str, chosen: np.ndarray, of: int, **views) -> dict[str, np.ndarray]:
+        """These images of a split in one batch, whose size is a multiple of `of`, with their `numbers`.
+
+        Args:
+          **views: `views` and `seed` of `evaluation_batches`, in place of the test crop.
+        """
         batch_size = -(-len(chosen) // of) * of
         arguments = self._arguments | dict(batch_size=batch_size, rows=np.arange(batch_size), workers=0)
+        arguments |= views
         (batch,) = evaluation_batches(Subset(self._splits[split], chosen), **arguments)
         return batch | {"numbers": np.resize(chosen, batch_size).astype(np.int32)}
 
     def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Images and numbers of a batch that every process has whole, on the devices."""
+        """Views and numbers of a batch that every process has whole, on the devices."""
         rows = local_rows(self._mesh, len(batch["image"]))
-        return to_devices({name: batch[name][rows] for name in ("image", "numbers")}, self._mesh)
+        seen = {"image", "numbers"} | {view.name for view in self._views.get("views", ())}
+        return to_devices({name: batch[name][rows] for name in seen}, self._mesh)
 
 
 def _joined(said: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray] | None:

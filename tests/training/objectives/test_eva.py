@@ -8,11 +8,17 @@ from flax import nnx
 
 import vit_jax
 from tests.training.objectives.small import SMALL, config_of, keys, random_images
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, create_model
+from vit_jax.parallel.mesh import make_mesh
+from vit_jax.runs.assemble import pictures
+from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives.eva import cosine
 from vit_jax.training.objectives.objective import EVALUATION
+from vit_jax.training.program import make_program
 
 SIZE, PATCHES, MASKED = 16, 16, 7
 TEACHER = dict(image_size=SIZE, dim=24, depth=2, hidden=32, heads=2, mean=0.3, deviation=0.2)
@@ -35,6 +41,7 @@ def teachers(tmp_path_factory) -> dict[str, str]:
         "plain": ("ViT-Ti/4", TEACHER),
         "of larger patches": ("ViT-Ti/8", TEACHER | {"image_size": 32}),
         "with a head": ("ViT-Ti/4", TEACHER | {"num_classes": 5}),
+        "with attention pooling": ("ViT-Ti/4", TEACHER | {"num_classes": 5, "pooling": "map"}),
         "of no patches": ("ConvNeXt-T", dict(image_size=32, blocks=(1, 1), widths=(8, 16))),
     }
     folder = tmp_path_factory.mktemp("teachers")
@@ -114,6 +121,29 @@ def test_the_teacher_sees_the_same_crop_at_its_own_size(teachers):
     assert not np.allclose(objective(model, batch).each, objective(model, changed).each)
 
 
+def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers):
+    config = config_of("eva", teacher=teachers["of larger patches"], teacher_size=32)
+    config.model.update(dict(name="ViT-Ti/4", **SMALL))
+    config.optimizer.warmup_steps = 0
+    config.batch_size, config.data.image_size, config.data.test_resize = 4, SIZE, SIZE
+    frozen = open_frozen(config)
+    mesh = make_mesh(config.mesh)
+    program = make_program(config, num_classes=0, steps=10, mesh=mesh, frozen=frozen.model)
+    splits = {"test": open_source("digits", "test[:8]")}
+    evaluate = Evaluator(program, splits, config, print, pictures(config))
+    drawn = evaluate.pictures("test", program.judged(program.initial_state(0, frozen=frozen.read())), 3)
+    assert drawn.shape == (3, 3, SIZE, SIZE, 3)
+    seen, visible, _ = drawn
+    hidden = (visible != seen).any(-1)
+    assert (visible[hidden] == 128).all() and 0 < hidden.mean() < 1
+
+
+def test_vectors_of_no_length_have_finite_gradients():
+    one, other = jnp.zeros((2, 3)), jnp.array([[0.0, 0, 0], [1, 2, 2]])
+    value, gradients = jax.value_and_grad(lambda *x: cosine(*x).sum(), (0, 1))(one, other)
+    assert value == 0 and all(np.isfinite(x).all() for x in gradients)
+
+
 def test_a_teacher_of_other_patches_is_refused_with_the_size_that_fits(teachers):
     with pytest.raises(
         UserError, match=r"sees 2x2 patches of 16x16 pixels, and the model 4x4: .*teacher_size=32$"
@@ -129,6 +159,12 @@ def test_a_teacher_without_patches_is_refused(teachers):
 def test_a_teacher_without_a_head_has_no_outputs_of_it(teachers):
     with pytest.raises(UserError, match="has no head: config.objective.teacher_features='tokens'"):
         made(teachers["plain"], teacher_features="head")
+
+
+def test_a_head_behind_attention_pooling_says_nothing_of_a_patch(teachers):
+    words = r"head that reads more than a patch's last token.*teacher_features='tokens'"
+    with pytest.raises(UserError, match=words):
+        made(teachers["with attention pooling"], teacher_features="head")
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.99])

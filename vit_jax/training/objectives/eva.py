@@ -18,6 +18,7 @@ from vit_jax.training.objectives.block_masks import block_masks
 from vit_jax.training.objectives.frozen import Frozen, teacher_of
 from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, unpatchify
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
+from vit_jax.training.objectives.prototypes import unit
 
 MASK_RATIO = 0.41  # 105 of 256 patches, as the authors'.
 SMALLEST_BLOCK = 16  # Patches, as BEiT's.
@@ -116,6 +117,11 @@ class EVA(Objective):
         of_head = values.teacher_features == "head"
         if of_head and frozen.head is None:
             raise UserError(f"{named} has no head: config.objective.teacher_features='tokens'")
+        if of_head and not frozen.pools_plainly:
+            raise UserError(
+                f"{named} has a head that reads more than a patch's last token, as attention pooling "
+                "makes it: config.objective.teacher_features='tokens'"
+            )
         features = frozen.num_classes if of_head else frozen.dim
         ratio = MASK_RATIO if values.mask_ratio is None else values.mask_ratio
         gradient = values.embedding_gradient
@@ -194,9 +200,8 @@ class EVA(Objective):
 
 
 def cosine(one: jax.Array, other: jax.Array) -> jax.Array:
-    """The cosine of vectors, over the last axis; PyTorch's lower bound of a length, 1e-8."""
-    lengths = jnp.linalg.norm(one, axis=-1) * jnp.linalg.norm(other, axis=-1)
-    return (one * other).sum(-1) / jnp.maximum(lengths, 1e-8)
+    """The cosine of vectors, over the last axis; 0 where one is of no length."""
+    return (unit(one) * unit(other)).sum(-1)
 
 
 def _times(sides: tuple[int, int]) -> str:
