@@ -13,11 +13,12 @@ from ml_collections import ConfigDict
 from vit_jax import config as configs
 from vit_jax import config_page
 from vit_jax.errors import UserError
-from vit_jax.models import abstract, count_parameters, model_factory
+from vit_jax.models import abstract, count_parameters, create_model, model_factory
 from vit_jax.options import read_options
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs import rate_search
 from vit_jax.runs.loop import train
+from vit_jax.save import save_model
 from vit_jax.training.objectives import OBJECTIVES
 from vit_jax.training.program import make_program, model_arguments
 
@@ -218,6 +219,11 @@ SMOKE = (
     "swin",
     "deit",
     "deit:recipe=deit3",
+    "dino",
+    "dino_digits",
+    "dinov2",
+    "dinov2:run=high_resolution",
+    "dinov3",
 )
 SMOKE = ("vit_s16_i1k", *(pytest.param(name, marks=pytest.mark.slow) for name in SMOKE))
 
@@ -230,6 +236,14 @@ def test_smoke_runs(name, tmp_path, capsys):
     train(config, tmp_path / "run")
     assert "step 2/2" in capsys.readouterr().out
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_smoke_of_deit_runs_with_a_teacher(tmp_path, capsys):
+    teacher = create_model("ViT-Ti/4", num_classes=10, image_size=16, dim=16, depth=1, hidden=16, heads=2)
+    save_model(teacher, tmp_path / "teacher", library="timm")
+    train(load("deit", f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "run")
+    assert "step 2/2" in capsys.readouterr().out
 
 
 def test_unknown_argument_is_named():
