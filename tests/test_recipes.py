@@ -1,6 +1,8 @@
 """Fine-tuning holds the paper's table 4, its crops, and how it chooses the learning rate."""
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import vit_jax
 from tests.test_config import load
@@ -537,3 +539,94 @@ def test_dinov2s_student_of_a_frozen_teacher_is_of_any_size_and_drops_nothing():
 def test_dinov2_refuses_an_argument_that_its_run_does_not_read(argument, unread):
     with pytest.raises(UserError, match=f"reads {unread}: leave it out$"):
         load("dinov2", argument)
+
+
+# Batch; epochs of 1,250 steps, DINO's of all images: all, of the rate's warm-up, of the temperature's; rate;
+# first momentum; weight decay at first and at the end; temperature at first and at the end.
+SELF_DISTILLED = {
+    "dino": (512, (100, 10, 0), 1e-3, 0.996, (0.04, 0.4), (0.04, 0.04)),
+    "dino:run=boosted": (1024, (300, 10, 30), 2e-3, 0.996, (0.04, 0.4), (0.04, 0.07)),
+    "dinov2": (2048, (100, 10, 30), 4e-3 * 2**0.5, 0.992, (0.04, 0.4), (0.04, 0.07)),
+    "dinov2:run=large": (3072, (500, 80, 30), 2e-4 * 3**0.5, 0.994, (0.04, 0.2), (0.04, 0.07)),
+    "dinov3": (2048, (100, 10, 30), 1e-3 * 2**0.5, 0.992, (0.04, 0.4), (0.04, 0.07)),
+}
+
+
+@pytest.mark.parametrize("name", SELF_DISTILLED)
+def test_self_distillation_holds_the_published_schedules(name):
+    file, _, argument = name.partition(":")
+    config = load(file, argument)
+    check(config)
+    batch, epochs, rate, momentum, decay, temperature = SELF_DISTILLED[name]
+    objective, optimizer = config.objective, config.optimizer
+    epoch = 1_281_167 // batch if file == "dino" else 1250
+    steps = config.steps, optimizer.warmup_steps, objective.teacher_temperature_steps
+    assert (config.batch_size, steps) == (batch, tuple(epoch * count for count in epochs))
+    assert objective.frozen_prototype_steps == epoch
+    assert optimizer.learning_rate == pytest.approx(rate) and optimizer.end_learning_rate == 1e-6
+    assert (objective.teacher_momentum, objective.teacher_momentum_end) == (momentum, 1.0)
+    assert (optimizer.weight_decay, optimizer.weight_decay_end) == decay
+    assert (objective.teacher_temperature, objective.teacher_temperature_end) == temperature
+    assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.schedule) == (
+        *("adam", 0.9, 0.999),
+        "cosine",
+    )
+    assert (optimizer.clip_norm, optimizer.decay) == (3.0, "matrices")
+
+
+# Model; areas of large and of small crops; blur; clipping, layer decay, rate of the patch embedding;
+# prototypes of images and of patches; centring, lengths of prototypes; stochastic depth; KoLeo, patches.
+OF_MODELS = {
+    "dino": (
+        *("ViT-S/16", (0.4, 1.0), (0.05, 0.4), (1.0, 0.1, 0.5), ("tensor", 1.0, 1.0)),
+        *((65_536, None), ("mean", "one"), 0.1, (0.0, 0.0)),
+    ),
+    "dinov2": (
+        *("ViT-L/16", (0.32, 1.0), (0.05, 0.32), (0.0, 0.9, 0.5), ("module", 0.9, 0.2)),
+        *((65_536, None), ("mean", "learned"), 0.3, (0.1, 1.0)),
+    ),
+    "dinov3": (
+        *("ViT-L/16", (0.32, 1.0), (0.05, 0.32), (0.0, 0.9, 0.5), ("module", 0.9, 0.2)),
+        *((65_536, 65_536), ("sinkhorn", "free"), 0.3, (0.1, 1.0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_MODELS)
+def test_self_distillation_holds_the_published_views_and_losses(name):
+    config = load(name)
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    assert OF_MODELS[name] == (
+        *(model.name, data.crop_area, objective.local_area, objective.blur),
+        (optimizer.clip, optimizer.layer_decay, optimizer.embedding_rate),
+        (objective.prototypes, objective.patch_prototypes),
+        (objective.centring, objective.prototype_lengths),
+        *(model.stochastic_depth, (objective.koleo, objective.patch_weight)),
+    )
+    assert (data.image_size, objective.local_crops, objective.local_size) == (224, 8, 96)
+    assert (objective.head_hidden, objective.bottleneck) == (2048, 256)
+    assert (objective.jitter, objective.jitter_probability) == ((0.4, 0.4, 0.2, 0.1), 0.8)
+    assert (objective.grey, objective.solarize, data.flip) == (0.2, (0.0, 0.2, 0.0), True)
+    assert (data.crop, data.interpolation) == ("random_resized", "bicubic")
+    assert bool(model.uniform_depth) == (name != "dino")
+    assert (model.position, model.rope) == (("none", "dinov3") if name == "dinov3" else (None, None))
+
+
+@pytest.mark.slow
+def test_dinov2_goes_on_from_a_folder_with_photographs_without_labels(tmp_path, capsys):
+    made = vit_jax.create_model("ViT-Ti/4", num_classes=0, image_size=16, dim=16, depth=1, hidden=16, heads=2)
+    vit_jax.save_model(made, tmp_path / "model", library="timm", say=str)
+    (tmp_path / "photos").mkdir()
+    pixels = np.random.default_rng(0).integers(256, size=(24, 20, 20, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "photos" / f"{number}.png")
+    config = load("dinov2", f"from={tmp_path / 'model'}")
+    config.data.path, config.data.test_split = str(tmp_path / "photos"), "all[75%:]"
+    config.update(dict(batch_size=4, steps=2, evaluate_every=2))
+    config.data.update(dict(image_size=16, test_resize=16, train_split="all[:75%]"))
+    config.objective.update(dict(prototypes=16, head_hidden=16, local_size=8, local_crops=1))
+    config.optimizer.warmup_steps = 1
+    vit_jax.train(config, tmp_path / "run")
+    assert "test views matched" in capsys.readouterr().out
+    first, trained = (vit_jax.load_model(tmp_path / name, say=str) for name in ("model", "run"))
+    assert trained.dim == 16 and not np.array_equal(trained.cls[...], first.cls[...])

@@ -24,9 +24,17 @@ def claimed(workdir, steps: int, **values) -> None:
         pass
 
 
-@pytest.mark.parametrize("objective", ["classification", "masked_patch", "mae", "distillation"])
+# DINOv3's: the temperature warms up in steps, and the teacher's momentum stays.
+DINO = {"objective.name": "dino", "objective.teacher_temperature_steps": 3}
+DINO |= {"objective.teacher_momentum": 0.99, "objective.teacher_momentum_end": 0.99}
+SMALL_HEAD = {"objective.head_hidden": 16, "objective.prototypes": 12}
+OF_NO_LENGTH = {name: {"objective.name": name} for name in ("classification", "masked_patch", "mae")}
+OF_NO_LENGTH |= {"distillation": {"objective.name": "distillation"}, "dino": DINO}
+
+
+@pytest.mark.parametrize("objective", OF_NO_LENGTH)
 def test_a_run_of_a_constant_rate_may_be_made_longer(tmp_path, capsys, objective):
-    values = CONSTANT | {"objective.name": objective}
+    values = CONSTANT | OF_NO_LENGTH[objective]
     claimed(tmp_path / "run", 20, **values)
     claimed(tmp_path / "run", 30, **values)
     assert "this run is made longer: 30 steps in place of 20" in capsys.readouterr().out
@@ -73,7 +81,8 @@ def test_a_longer_run_is_otherwise_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_path):
+@pytest.mark.parametrize("values", [{}, DINO | SMALL_HEAD], ids=["classification", "dino"])
+def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_path, values):
     def parameters(name: str, *lengths: int) -> dict[str, np.ndarray]:
         for steps in lengths:
             config = base_config()
@@ -81,12 +90,13 @@ def test_a_run_that_is_made_longer_ends_with_the_bits_of_one_that_began_so(tmp_p
             config.model.update(dict(name="ViT-Ti/4", dim=32, depth=1, hidden=64, heads=2))
             config.data.update(dict(source="digits", image_size=8, test_resize=8, workers=0))
             config.optimizer.update(dict(schedule="constant", warmup_steps=3))
+            config.update_from_flattened_dict(values)
             vit_jax.train(config, tmp_path / name)
         return jax.device_get(params_of(vit_jax.load_model(tmp_path / name, say=str)))
 
     whole, longer = parameters("whole", 7), parameters("longer", 4, 7)
-    for path, values in whole.items():
-        np.testing.assert_array_equal(longer[path], values, err_msg=path)
+    for path, expected in whole.items():
+        np.testing.assert_array_equal(longer[path], expected, err_msg=path)
     (before, after) = (
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "longer")

@@ -258,6 +258,12 @@ def test_values_that_do_not_fit_are_refused_in_one_line(values, words):
         check(config)
 
 
+@pytest.mark.parametrize("values", [{"objective.centring": "sinkhorn"}, {"objective.koleo": 0.1}])
+def test_what_compares_images_refuses_a_batch_of_one(values):
+    with pytest.raises(UserError, match="batch_size must be 2 or more: KoLeo and Sinkhorn-Knopp compare"):
+        setup(batch_size=1, **values)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
