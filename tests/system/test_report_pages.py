@@ -1,6 +1,5 @@
 """The report command: pages as files, as a browser on this machine is served them, and as it shows them."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,9 +9,8 @@ import urllib.request
 
 import pytest
 
+from tests.system import browser
 from tests.system.conftest import ROOT
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -107,38 +105,15 @@ def test_served_page_follows_the_run(of, finished, begun):
             server.kill()
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@browser.needed
 @pytest.mark.parametrize("page", ["one", "several"])
 def test_page_fits_a_phone_and_a_desk(pages, tmp_path, page):
-    """Nothing is wider than the window, and no picture or figure is empty."""
+    """Nothing is wider than the window or faint, by day and by night, and no picture or figure is empty."""
+    probe = f"""page => {{
+        page.querySelectorAll('details').forEach(part => part.open = true);
+        const figures = [...page.querySelectorAll('figure img, figure svg, svg.matrix')];
+        const empty = figures.some(figure => figure.getBoundingClientRect().width < 40);
+        return `empty ${{empty}} figures ${{figures.length > 3}} ${{({browser.FAULTS})(page)}}`;
+    }}"""
     text = (pages / f"{page}.html").read_text()
-    frames = "".join(f'<iframe width="{width}" height="900" srcdoc></iframe>' for width in (400, 1300))
-    probe = """<script>
-        const frames = [...document.querySelectorAll('iframe')];
-        const text = document.querySelector('template').innerHTML;
-        let left = frames.length;
-        frames.forEach(f => { f.onload = () => { if (--left == 0) document.title = frames.map(f => {
-            const d = f.contentDocument, all = [...d.querySelectorAll('figure img, figure svg, svg.matrix')];
-            d.querySelectorAll('details').forEach(e => e.open = true);
-            const wide = d.documentElement.scrollWidth > f.clientWidth;
-            const empty = all.some(e => e.getBoundingClientRect().width < 40);
-            return `wide ${wide} empty ${empty} figures ${all.length > 3}`;
-        }).join('; '); }; f.srcdoc = text; });
-    </script>"""
-    (tmp_path / "frames.html").write_text(f"<template>{text}</template>{frames}{probe}")
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync"
-    process = subprocess.run(
-        [
-            *(CHROMIUM, *flags.split(), "--disable-background-networking", "--disable-component-update"),
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--window-size=1800,1000",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            f"file://{tmp_path / 'frames.html'}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"HOME": str(tmp_path)},
-    )
-    assert "<title>" + "; ".join(2 * ["wide false empty false figures true"]) in process.stdout
+    assert browser.looked_at(text, probe, tmp_path) == 4 * ["empty false figures true "]

@@ -1,9 +1,7 @@
 """The page of figures, as a command makes it and as a browser shows it."""
 
 import base64
-import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -13,12 +11,11 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.system import browser
 from tests.system.conftest import ROOT
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.digits import digits
 from vit_jax.inspection.attention_maps import attention_distance, of_patches, rollout
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -80,43 +77,23 @@ def test_run_shows_its_own_test_images(run, no_tensorflow, finished, tmp_path):
     np.testing.assert_array_equal(np.load(out / "arrays.npz")["images"], expected)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("width", [400, 1200])
-def test_page_shows_its_pictures_without_errors(shown, tmp_path, width):
-    page = tmp_path / "page.html"
-    # The page itself says what a reader would see, as text: of the last head, which is clicked.
-    text = (shown[0] / "index.html").read_text()
-    probe = """<script>window.onload = () => {
-        const images = [...document.images];
-        const loaded = images.every(i => i.complete && i.naturalWidth > 0);
-        const wide = document.documentElement.scrollWidth > innerWidth;
-        const seen = () => images.filter(i => i.offsetParent);
-        const small = seen().some(i => i.getBoundingClientRect().width < 140);
+@browser.needed
+def test_page_shows_its_pictures_without_errors(shown, tmp_path):
+    """Also where the last head is clicked, by day and by night."""
+    probe = f"""page => {{
+        const images = [...page.images];
+        const loaded = images.every(image => image.complete && image.naturalWidth > 0);
+        const seen = () => images.filter(image => image.offsetParent);
+        const small = seen().some(image => image.getBoundingClientRect().width < 140);
         const laid = () => seen().filter(i => i.matches('.over')).map(i => i.classList[1]).join();
         const before = laid();
-        document.querySelector('label:has(#view4)').click();
-        document.title = `loaded ${loaded} wide ${wide} small ${small} laid ${before} ${laid()}`;
-    }</script>"""
-    page.write_text(text.replace("</body>", probe + "</body>"))
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --enable-logging=stderr"
-    offline = ("--disable-background-networking", "--disable-component-update")
-    process = subprocess.run(
-        [
-            *(CHROMIUM, *flags.split(), *offline),
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={width},900",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            f"file://{page}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"HOME": str(tmp_path)},
-    )
+        page.querySelector('label:has(#view4)').click();
+        const faults = ({browser.FAULTS})(page);
+        return `loaded ${{loaded}} small ${{small}} laid ${{before}} ${{laid()}} ${{faults}}`;
+    }}"""
     laid = " ".join(",".join(3 * [view]) for view in ("view0", "view4"))  # Over three images.
-    assert f"<title>loaded true wide false small false laid {laid}</title>" in process.stdout
-    assert "CONSOLE" not in process.stderr
+    found = browser.looked_at((shown[0] / "index.html").read_text(), probe, tmp_path)
+    assert found == len(found) * [f"loaded true small false laid {laid} "]
 
 
 def test_drawing_imports_no_tensorflow(shown, no_tensorflow):

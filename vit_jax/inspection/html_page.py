@@ -45,7 +45,7 @@ pre { overflow-x: auto; font-size: .85rem; white-space: pre-wrap; overflow-wrap:
 .viewer fieldset { border: 0; padding: 0; margin: 0 0 .8rem; display: grid; gap: .35rem; min-width: 0; }
 .viewer fieldset div { display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }
 .viewer label { border: 1px solid var(--line); border-radius: 5px; padding: 0 .5rem; cursor: pointer; }
-.viewer label:has(:checked) { background: #4c8dd6; color: #fff; }
+.viewer label:has(:checked) { background: #2b6cb0; color: #fff; }
 .viewer label:has(:focus-visible) { outline: 2px solid; }
 .viewer input { position: absolute; opacity: 0; pointer-events: none; }
 .viewer .each { display: grid; gap: .7rem; }
