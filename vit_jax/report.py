@@ -1,7 +1,8 @@
 """Reports of runs: python -m vit_jax.report WORKDIR ...
 
 One workdir: its report.html, made anew of what is in it, also while it trains. Several: a page that
-compares them, --out=FILE. With --serve a browser on this machine sees the page, which follows the training.
+compares them, comparison.html or --out=FILE. With --serve a browser on this machine sees the page, which
+follows the training.
 """
 
 import errno
@@ -14,8 +15,13 @@ from absl import flags
 from vit_jax import command
 from vit_jax.errors import UserError
 
-OUT = flags.DEFINE_string("out", None, "The file to write; without, of one run: report.html in its workdir.")
+OUT = flags.DEFINE_string(
+    "out",
+    None,
+    "The file to write; without, of one run report.html in its workdir, of several comparison.html here.",
+)
 SERVE = flags.DEFINE_bool("serve", False, "Show the page at http://localhost:PORT, and write no file.")
+COMPARISON = "comparison.html"
 PORT = flags.DEFINE_integer("port", 8000, "The port of --serve.", lower_bound=0, upper_bound=65535)
 
 
@@ -24,9 +30,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("give a workdir, or several to compare them: python -m vit_jax.report WORKDIR ...")
     if SERVE.value and OUT.value:
         raise UserError("give --serve or --out, not both: --serve writes no file")
-    if len(arguments) > 1 and not (SERVE.value or OUT.value):
-        raise UserError("give --out=FILE for the comparison, or --serve")
-    from vit_jax.inspection.html_page import write_text
+    from vit_jax.inspection.html_page import is_page, write_text
     from vit_jax.runs.bucket import Bucket, is_url, shown
     from vit_jax.runs.comparison_page import comparison_page
     from vit_jax.runs.run_page import read_run, run_page
@@ -46,13 +50,16 @@ def main(arguments: list[str]) -> None:
     if SERVE.value:
         serve(lambda: make(live=True), PORT.value)
         return
-    if not OUT.value and is_url(places[0]):
+    several = len(places) > 1
+    if not OUT.value and not several and is_url(places[0]):
         bucket = Bucket(places[0].rstrip("/"))
         bucket.write(REPORT, make().encode())
         print(f"{bucket.url}/{REPORT}")
         return
-    out = absolute(OUT.value or f"{places[0]}/{REPORT}")
+    out = absolute(OUT.value or (COMPARISON if several else f"{places[0]}/{REPORT}"))
     try:
+        if several and not OUT.value and out.exists() and not is_page(out):
+            raise UserError(f"{out} is no page of vit_jax; give --out=FILE")
         print(write_text(out, make()))
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}; give another --out") from error

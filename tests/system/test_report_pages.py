@@ -17,10 +17,12 @@ from tests.system.conftest import ROOT
 def of(run):
     """Starts the command with these arguments."""
 
+    environment = run.environment | {"PYTHONPATH": str(ROOT)}
+
     def start(*arguments, **values):
         command = [sys.executable, "-m", "vit_jax.report", *map(str, arguments)]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=run.environment, cwd=ROOT, **streams | values)
+        return subprocess.Popen(command, **{"env": environment, "cwd": ROOT} | streams | values)
 
     return start
 
@@ -62,6 +64,23 @@ def test_report_of_a_workdir_is_that_of_its_run(pages, finished):
     assert "Worst mistakes" in without_times(pages / "one.html")
 
 
+def test_comparison_without_a_name_is_written_here_over_its_like_alone(of, finished, begun, pages, tmp_path):
+    process = of(finished, begun, cwd=tmp_path)
+    code, out, err = said(process)
+    here = tmp_path / "comparison.html"
+    assert code == 0 and out.splitlines()[-1] == str(here), err
+    assert here.read_text() == (pages / "several.html").read_text()
+    # A second time over itself, and not over a file of the user's.
+    again, theirs = of(finished, begun, cwd=tmp_path), tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / here.name).write_text("<p>Two hotels</p>")
+    refused = of(finished, begun, cwd=theirs)
+    assert said(again)[0] == 0
+    code, _, err = said(refused)
+    assert code == 2 and f"{theirs / here.name} is no page of vit_jax; give --out=FILE" in err
+    assert (theirs / here.name).read_text() == "<p>Two hotels</p>"
+
+
 def test_run_without_evaluation_is_one_line(of, begun):
     code, out, err = said(of(begun))
     assert code == 0, err
@@ -75,7 +94,6 @@ def test_run_without_evaluation_is_one_line(of, begun):
     [
         ((), "give a workdir"),
         (("{nothing}",), "no run in"),
-        (("{run}", "{nothing}"), "give --out=FILE for the comparison, or --serve"),
         (("{run}", "--out={nothing}/a/b.html"), "cannot write"),
         (("{run}", "--serve", "--out=x.html"), "not both"),
     ],

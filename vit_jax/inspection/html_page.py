@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+MARK = '<meta name="generator" content="vit_jax">'
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --wrong: #c62828; --right: #2e7d32; --muted: #666; }
 @media (prefers-color-scheme: dark) { :root { --wrong: #ff8a80; --right: #81c784; --muted: #aaa; } }
@@ -81,7 +82,7 @@ def page(title: str, sections: Iterable[Section], refresh: int | None = None) ->
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{again}
-<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>
+{MARK}<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1>
 {body}
 </body></html>
@@ -99,6 +100,12 @@ def write_text(path: Path, text: str) -> Path:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     temporary.write_text(text, encoding="utf-8")
     return temporary.replace(path)
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page of ours, which a newer one may replace."""
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(1000)
 
 
 def table(rows: Mapping[str, str], kind: str = "") -> str:
