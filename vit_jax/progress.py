@@ -1,7 +1,9 @@
 """Progress in words: how much is done, how fast it goes, how long it still takes."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 SECONDS = 10  # Between two lines.
 
@@ -30,6 +32,28 @@ class Progress:
             f"{self._what}: {done:,} of {self._total:,} {self._unit} | {rate:,.0f} {self._unit}/s | "
             f"{duration((self._total - done) / rate)} left"
         )
+
+
+@contextlib.contextmanager
+def waiting(what: str, say: Callable[[str], None], every: float = 30) -> Iterator[None]:
+    """Says what begins and, every so many seconds until it ends, how long it has taken.
+
+    For what cannot say itself how much of it is done. `say` is then called by another thread.
+    """
+    begun, over = time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every):
+            say(f"{what}: {duration(time.monotonic() - begun)} so far")
+
+    say(f"{what} ...")
+    thread = threading.Thread(target=watch, name=what, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def duration(seconds: float) -> str:

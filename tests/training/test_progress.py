@@ -1,11 +1,12 @@
 """What a run writes down."""
 
 import json
+import threading
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vit_jax.progress import Progress, duration
+from vit_jax.progress import Progress, duration, waiting
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.trackers.delivery import Delivery
 from vit_jax.runs.trackers.tensorboard import Tracker
@@ -91,3 +92,20 @@ def test_progress_says_now_and_then_how_long_it_still_takes(monkeypatch):
         "features: 1,000 of 3,000 images | 50 images/s | 40 s left",
         "features: 2,400 of 3,000 images | 40 images/s | 15 s left",
     ]
+
+
+def test_what_cannot_say_how_far_it_is_says_how_long_it_takes():
+    lines, third = [], threading.Event()
+
+    def say(line):
+        lines.append(line)
+        if len(lines) == 3:
+            third.set()
+
+    with pytest.raises(ZeroDivisionError), waiting("compiling the step", say, every=0.01):
+        assert third.wait(60)
+        raise ZeroDivisionError
+    said = len(lines)
+    assert lines[:3] == ["compiling the step ...", *2 * ["compiling the step: 0 s so far"]]
+    assert "compiling the step" not in {thread.name for thread in threading.enumerate()}
+    assert len(lines) == said

@@ -20,7 +20,7 @@ from vit_jax.interop.checkpoint import params_of
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
-from vit_jax.progress import duration
+from vit_jax.progress import duration, waiting
 from vit_jax.runs.assemble import Parts, assemble
 from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
@@ -220,11 +220,14 @@ class Run:
         self.feed = held.enter_context(contextlib.closing(parts.feed(self.first_step, warn)))
         watchdog.begins("reading the first batch")
         self.batch = self.feed.take() if self.first_step < self.steps else None
+        self.compiling = held.enter_context(contextlib.ExitStack())
 
     def turns(self) -> Figures | None:
         """Trains to the last step; returns its evaluation, or None where a signal stopped the run before."""
         figures = self._first_figures()
         self.watchdog.begins("compiling and making the first step")
+        if self.first_step < self.steps:
+            self.compiling.enter_context(waiting("compiling the step", self.console.status))
         for step in range(self.first_step + 1, self.steps + 1):
             last = step == self.steps
             self.trace.before(step)
@@ -300,6 +303,7 @@ class Run:
 
     def _first_step_done(self, step: int) -> None:
         jax.block_until_ready(self.metrics)
+        self.compiling.close()
         self.console.say(f"first step done {time.time() - self.started:.1f} s after the start")
         self.ledger.enter("train")
         self.log.begin(step)
