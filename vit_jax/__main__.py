@@ -10,9 +10,10 @@ import sys
 
 from vit_jax import __version__
 from vit_jax.commands import COMMANDS, Command
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, nearest, readers_may_leave
 
 
+@readers_may_leave()
 def main() -> None:
     """Starts the command that is named first, with the arguments behind it."""
     name, *arguments = sys.argv[1:] or [""]

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from vit_jax.config import VALUES, unknown_key
 from vit_jax.config_page import WIDTH, listing
-from vit_jax.errors import UserError, mistake, nearest
+from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
 
 WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: files and folders.
@@ -27,11 +27,11 @@ WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: 
 def run(main: Callable[[list[str]], None]) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
 
-    0: done, or stopped by a signal and saved. 2: the user's mistake. A fault of ours is a
-    traceback and 1. With `--help` it says what the command does and lists the values of the config, with
-    `--help=optimizer` those of one section, and no more.
+    0: done, or stopped by a signal and saved. 2: the user's mistake. 141: nobody reads the output to its
+    end, as with `| head`. A fault of ours is a traceback and 1. With `--help` it says what the command does
+    and lists the values of the config, with `--help=optimizer` those of one section, and no more.
     """
-    with mistakes():
+    with readers_may_leave(), mistakes():
         if (section := _help_asked()) is not None:
             print(_help(section))
             return

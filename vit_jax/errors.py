@@ -1,8 +1,13 @@
 """The one exception that is shown to a user without a traceback."""
 
+import contextlib
 import difflib
 import errno
+import os
 import re
+import select
+import signal
+import sys
 from collections.abc import Iterable
 
 
@@ -36,6 +41,29 @@ def mistake(error: BaseException) -> str | None:
     else:
         return None
     return " ".join(message.split())
+
+
+@contextlib.contextmanager
+def readers_may_leave():
+    """Ends the process without a traceback, as SIGPIPE would, where nobody reads its output: `| head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _unread(sys.stdout.fileno()):
+            raise
+        # Python would write what is left when it ends, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _unread(descriptor: int) -> bool:
+    """Whether this is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # Errors are told unasked.
+    return bool(poll.poll(0))
 
 
 def bytes_asked(error: BaseException) -> int | None:

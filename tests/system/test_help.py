@@ -1,9 +1,13 @@
 """What a command says of itself."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 
+from tests.system.conftest import ROOT
 from vit_jax.config import VALUES
 
 
@@ -27,3 +31,17 @@ def test_help_lists_every_value_and_one_section_of_them(run):
     assert "--config.data" not in section
     result = run("--help=optimiser")
     assert (result.returncode, result.stdout) == (2, "") and "did you mean 'optimizer'" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("main", "--help"), ("completion", "bash"), ("__main__", "--help")])
+def test_output_that_nobody_reads_ends_a_command_in_silence(arguments):
+    """As with `| head`, which closes the pipe."""
+    read, write = os.pipe()
+    os.close(read)
+    module, *rest = arguments
+    command = [sys.executable, "-m", f"vit_jax.{module}", *rest]
+    try:
+        result = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(write)
+    assert (result.returncode, result.stderr) == (141, "")
