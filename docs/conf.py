@@ -34,6 +34,7 @@ napoleon_attr_annotations = True
 html_theme = "furo"
 html_title = "vit_jax"
 html_copy_source = False
+html_search_scorer = str(ROOT / "docs" / "search_order.js")
 html_theme_options = {"navigation_with_keys": True}
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
@@ -93,6 +94,32 @@ MARGIN = {
     "Design": {"Architecture": "docs/architecture", "Contributing": "CONTRIBUTING", "Changes": "CHANGELOG"},
 }
 
+# What is asked for in words that a page has not, beside its name in the margin.
+KEYWORDS = {
+    "docs/data": "custom dataset image folder own",
+    "docs/export": "push hub deploy",
+    "docs/fault_tolerance": "stopped interrupted preempted resume run continue",
+    "docs/install": "gpu cuda tpu",
+    "docs/monitoring": "compare comparison runs wandb",
+    "docs/multi_host": "multiple machines nodes",
+    "docs/pods": "train pod tpu",
+    "docs/problems": "error nan oom slow",
+    "docs/tutorials/finetune": "pretrained checkpoint photographs",
+    "docs/tutorials/self_supervised": "unlabelled",
+    "docs/tutorials/train": "photographs custom dataset",
+    "docs/visualization": "maps heatmap attention",
+    "docs/which_model": "should use choose size",
+}
+
+
+def add_keywords(app, name, source):
+    """Adds words by which the site's search finds a page."""
+    names = [title for pages in MARGIN.values() for title, path in pages.items() if path == name]
+    words = " ".join([*names, KEYWORDS.get(name, "")]).lower()
+    keywords = ", ".join(re.findall(r"\w+", words))
+    if keywords:
+        source[0] += f"\n\n```{{eval-rst}}\n.. meta::\n   :keywords: {keywords}\n```\n"
+
 
 def add_margin(app, name, source):
     """Puts the site's contents behind the first page."""
@@ -119,5 +146,6 @@ def mark_code(app, what, name, subject, options, lines):
 def setup(app):
     """Connects them."""
     app.connect("autodoc-process-docstring", mark_code)
+    app.connect("source-read", add_keywords)
     app.connect("source-read", add_margin)
     app.connect("build-finished", lead_to_first_page)

@@ -1,0 +1,95 @@
+"""What a new user asks the site's search: the page that answers is one click away."""
+
+import functools
+import html
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote_plus
+
+import pytest
+
+from tests.system import browser
+
+ROOT = Path(__file__).parents[1]
+FIRST = 3  # Hits that are seen without scrolling on a phone.
+
+# What is typed, and the page that answers it.
+QUESTIONS = {
+    "train on my own images": "docs/tutorials/train",
+    "fine-tune a pretrained model": "docs/tutorials/finetune",
+    "which model should I use": "docs/which_model",
+    "resume a stopped run": "docs/fault_tolerance",
+    "out of memory": "docs/problems",
+    "load a timm checkpoint": "docs/checkpoints",
+    "export to ONNX": "docs/export",
+    "log to wandb": "docs/monitoring",
+    "which learning rate": "docs/tutorials/finetune",
+    "train on a TPU pod": "docs/pods",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the site, of which `.ci/run` has the files (VIT_JAX_SITE) or which is built here."""
+    folder = os.environ.get("VIT_JAX_SITE")
+    if not folder:
+        pytest.importorskip("furo")
+        folder = tmp_path_factory.mktemp("site")
+        command = [sys.executable, "-m", "sphinx", "-q", "-c", str(ROOT / "docs"), str(ROOT), str(folder)]
+        subprocess.run(command, check=True)
+
+    class Files(SimpleHTTPRequestHandler):
+        def log_message(self, format, *arguments):
+            """Says nothing of what is asked for."""
+
+        def do_GET(self):
+            if self.path != "/questions":
+                super().do_GET()
+                return
+            frames = "".join(f'<iframe src="/search.html?q={quote_plus(q)}"></iframe>' for q in QUESTIONS)
+            script = """<script>
+                const frames = [...document.querySelectorAll('iframe')];
+                const read = frame => {
+                    const found = frame.contentDocument.querySelector('.search-summary');
+                    if (!found?.innerText) return null;
+                    return [...frame.contentDocument.querySelectorAll('ul.search > li > a')].map(link =>
+                        link.getAttribute('href'));
+                };
+                const wait = setInterval(() => {
+                    const hits = frames.map(read);
+                    if (hits.includes(null)) return;
+                    clearInterval(wait);
+                    document.body.innerHTML = hits.map(some => `<pre>${some.join(' ')}</pre>`).join('');
+                }, 50);
+            </script>"""
+            body = f"<!doctype html><body>{frames}{script}".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.mark.slow
+@browser.needed
+def test_a_new_users_questions_are_answered_by_one_click(site, tmp_path):
+    hits = re.findall("<pre>(.*?)</pre>", browser.dom(f"{site}/questions", tmp_path))
+    answers = {
+        question: html.unescape(found).split()[:FIRST]
+        for question, found in zip(QUESTIONS, hits, strict=True)
+    }
+    missed = {
+        question: answers[question]
+        for question, page in QUESTIONS.items()
+        if not any(hit.partition(".html")[0] == page for hit in answers[question])
+    }
+    assert not missed
