@@ -82,5 +82,6 @@ def bytes_asked(error: BaseException) -> int | None:
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Ends an error message about an unknown `word`: the closest choice, or all of them."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(choices)}"
+    spelled = {choice.casefold(): choice for choice in choices}
+    close = difflib.get_close_matches(word.casefold(), spelled, n=1, cutoff=0.5)
+    return f"did you mean {spelled[close[0]]!r}?" if close else f"there are: {', '.join(choices)}"

@@ -60,6 +60,7 @@ def test_fine_tuning_takes_its_own_config_where_none_is_given(start, tmp_path):
     [
         ((), "give a command, such as vit-jax train; --help lists them"),
         (("trian",), "there is no command 'trian'; did you mean 'train'?"),
+        (("TRIAN",), "there is no command 'TRIAN'; did you mean 'train'?"),
         (("completion",), "give a shell: vit-jax completion bash or zsh"),
         (("completion", "bsh"), "there is no completion for 'bsh'; did you mean 'bash'?"),
     ],
@@ -88,9 +89,12 @@ def test_googles_package_of_the_same_name_is_named(run, tmp_path):
         (("train", "--config", "=", "vit_l"), {"vit_l16_i1k", "vit_l16_i21k", "vit_l16_jft"}),
         (("train", "--config", "="), {path.stem for path in (ROOT / "configs").glob("*.py")}),
         (("train", "--workdir", "=", "vit_l"), set()),
+        (("report", "--"), {"--out", "--serve", "--port"}),
+        (("plan", "--c"), {"--config", "--chip"}),
+        (("train", "--config.optimizer.beta"), {"--config.optimizer.beta1", "--config.optimizer.beta2"}),
     ],
 )
-def test_bash_completes_commands_and_configs(start, words, completed):
+def test_bash_completes_commands_flags_and_configs(start, words, completed):
     shown = (
         f"COMP_WORDS=(vit-jax {' '.join(words)}); COMP_CWORD={len(words)}; _vit_jax; echo ${{COMPREPLY[@]}}"
     )
@@ -98,3 +102,28 @@ def test_bash_completes_commands_and_configs(start, words, completed):
     answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     found = {word for word in answer.stdout.split() if word.startswith(words[-1].lstrip("="))}
     assert completed <= found and bool(completed) == bool(found)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (("pre",), {"predict", "prepare"}),
+        (("train", "--config=vit_l16"), {"vit_l16_i1k", "vit_l16_i21k", "vit_l16_jft"}),
+        (("report", "--"), {"--out", "--serve", "--port"}),
+        (("train", "--config.optimizer.beta"), {"--config.optimizer.beta1", "--config.optimizer.beta2"}),
+        (("train", "--workdir=vit_l"), {"files of vit_l"}),
+    ],
+)
+def test_zsh_completes_commands_flags_and_configs(start, words, completed):
+    """The script itself, with its shell's parts written out that say what is typed, and what fits it."""
+    shell = f"""
+        compset() {{ PREFIX=${{PREFIX#*=}} }}
+        compadd() {{ while [[ $1 != -- ]]; do shift; done; shift; print -l -- ${{(M)@:#$PREFIX*}} }}
+        _files() {{ print "files of $PREFIX" }}
+        words=(vit-jax {" ".join(words)}) CURRENT={len(words) + 1} PREFIX={words[-1]}
+        complete() {{
+    """
+    script = f"{shell}{start('completion', 'zsh').stdout}\n}}\ncomplete"
+    answer = subprocess.run(["zsh", "-f", "-c", script], capture_output=True, text=True, check=True)
+    assert (completed, answer.stderr) == ({*answer.stdout.splitlines()}, "")
