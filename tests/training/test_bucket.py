@@ -1,5 +1,6 @@
 """Workdirs in buckets: their files, and one run at a time."""
 
+import io
 import itertools
 import json
 import threading
@@ -8,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from PIL import Image
 
 from tests.buckets import KINDS, serving
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.runs.bucket import Bucket, Upload, fetched, url_of
 from vit_jax.runs.bucket_lock import BucketLock
@@ -169,3 +172,20 @@ def test_records_are_read_from_googles_buckets_and_refused_in_others(tmp_path, m
         assert [bytes(record) for record in source.records] == [b"record %d" % number for number in range(5)]
     with pytest.raises(UserError, match="s3://pods/x .*mount the bucket, or copy them"):
         array_records("s3://pods/x", None, None)
+
+
+@pytest.mark.slow
+def test_a_data_set_of_tfds_is_read_from_googles_buckets(tmp_path, monkeypatch):
+    from tests.data.prepared import prepare
+
+    prepare("cifar10:3.0.2", tmp_path, {"train": 3, "test": 2})
+    with serving("gs") as variables:
+        monkeypatch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", variables["STORAGE_EMULATOR_HOST"])
+        for file in (tmp_path / "cifar10/3.0.2").iterdir():
+            Bucket("gs://pods/cifar10/3.0.2").write(file.name, file.read_bytes())
+        source = open_source("tfds", "train+test", path="gs://pods/cifar10/3.0.2")
+        shades = [np.asarray(Image.open(io.BytesIO(source[i].image)))[0, 0, 0] for i in range(len(source))]
+        assert sorted(shades) == [*range(5)]
+        assert [source[i].labels[0] for i in range(5)] == shades
+        with pytest.raises(UserError, match="no prepared data set in gs://pods/nothing"):
+            open_source("tfds", "train", path="gs://pods/nothing")
