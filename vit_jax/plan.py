@@ -2,7 +2,8 @@
 
 Compiles the training step for a TPU slice on this machine's CPU (pip install -e ".[plan]") and prints
 memory, estimated time and cost. For GPUs and CPUs, which have no such compiler, --chip=h100 --devices=8
-gives a roofline.
+gives a roofline. --chip has v2, v3, v4, v5e, v5p and v6e; a100 (80 GB), h100, h200, l4, l40s, a10g, rtx3090,
+rtx4090 and rtx5090; cpu, which is measured.
 """
 
 import json
@@ -17,7 +18,7 @@ from vit_jax.config import check
 from vit_jax.errors import UserError
 
 CONFIG = command.define_config("The job: a file such as configs/vit_h14_jft.py.")
-CHIP = flags.DEFINE_string("chip", None, "v2, v3, v4, v5e, v5p, v6e; a100, h100, h200; cpu: this machine.")
+CHIP = flags.DEFINE_string("chip", None, "As v5e (a TPU), h100 or rtx4090 (a GPU); cpu: this machine.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "The shape of a TPU slice, in chips: 16x16.")
 DEVICES = flags.DEFINE_integer("devices", None, "How many GPUs.", lower_bound=1)
 IMAGES = flags.DEFINE_integer("images", None, "Training images, where the data set is not the paper's.", 1)
@@ -40,22 +41,24 @@ def main(arguments: list[str]) -> None:
     from vit_jax.planning.estimate import estimate, make_workload, table
 
     is_tpu = CHIP.value != "cpu" and bool(find_chip(CHIP.value).topologies)
-    find = find_slice if is_tpu else roofline.find_machine
-    where = find(CHIP.value, TOPOLOGY.value if is_tpu else DEVICES.value)
+    if is_tpu:
+        where, planner = find_slice(CHIP.value, TOPOLOGY.value), estimate
+    else:
+        where, planner = roofline.find_machine(CHIP.value, DEVICES.value), roofline.estimate_best
     prices = cost.read_prices(Path(PRICES.value) if PRICES.value else cost.PRICES)
     config, job = CONFIG.value, make_workload(CONFIG.value, IMAGES.value)
-    if not is_tpu:
-        plans = [roofline.estimate_best(config, job, where, prices)]
-        print(table(plans[0]))
-    elif SWEEP.value:
-        plans = choices.sweep(config, job, where, prices, _say)
+    if SWEEP.value:
+        plans = choices.sweep(config, job, where, prices, _say, planner)
         print(choices.ranking(plans))
+        if not is_tpu and where.devices > 1:
+            print("\nTraffic between devices is not counted: of near times take the least fsdp, tensor.")
     else:
-        _say(f"compiling for {where}")
-        plans = [estimate(config, job, where, prices)]
+        if is_tpu:
+            _say(f"compiling for {where}")
+        plans = [planner(config, job, where, prices)]
         print(table(plans[0]))
         if not plans[0].fits:
-            fitting = choices.nearest_fit(config, job, where, prices, plans[0], _say)
+            fitting = choices.nearest_fit(config, job, where, prices, plans[0], _say, planner)
             if fitting is None:
                 print("\nNo change of remat, fsdp or micro-batches that was tried fits; use more chips.")
             else:

@@ -4,6 +4,8 @@ import pytest
 
 from tests.planning.test_compile import small
 from vit_jax.errors import UserError
+from vit_jax.parallel.chips import peak_flops
+from vit_jax.planning import choices
 from vit_jax.planning.estimate import make_workload, table
 from vit_jax.planning.roofline import estimate_best, find_machine
 
@@ -32,6 +34,41 @@ def test_memory_grows_with_the_images_of_a_device_and_less_is_kept_by_computing_
 
 def test_fsdp_divides_the_state():
     assert plan(**{"mesh.fsdp": 8}).memory.optimizer == plan().memory.optimizer // 8
+
+
+# 25.9 GB are needed of an RTX 3090's 24.
+LARGE = small(**{"batch_size": 2**18, "model.dropout": 0.0})
+
+
+def test_what_does_not_fit_a_gpu_gets_a_change_that_does():
+    job, card, said = make_workload(LARGE, None), find_machine("rtx3090", 1), []
+    failed = estimate_best(LARGE, job, card, {})
+    assert not failed.fits
+    changes, found = choices.nearest_fit(LARGE, job, card, {}, failed, said.append, estimate_best)
+    assert changes == {"model.remat": "dots"} and said == ["trying --config.model.remat=dots"]
+    assert found.fits and found.choices["model.remat"] == "dots"
+
+
+def test_a_sweep_over_gpus_ranks_those_that_fit_by_time():
+    card = find_machine("rtx3090", 1)
+    plans = choices.sweep(LARGE, make_workload(LARGE, None), card, {}, str, estimate_best)
+    ranked = [(plan.choices["model.remat"], plan.fits) for plan in plans]
+    assert ranked == [("dots", True), ("full", True), ("none", False)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+    ],
+)
+def test_a_gpu_is_known_by_its_name_and_another_is_not_taken_for_it(kind, peak):
+    assert peak_flops(kind) == peak
 
 
 @pytest.mark.parametrize(

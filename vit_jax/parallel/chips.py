@@ -19,15 +19,18 @@ class Chip:
     """
 
     name: str
-    kind: str  # The beginning of JAX's `device_kind`.
+    kind: str  # The beginning of JAX's `device_kind`, or all of it.
     peak_flops: float  # Dense bfloat16, FLOP/s.
     memory_bytes: float  # All that a program can have: on a TPU what its compiler names as available.
     memory_bandwidth: float  # Bytes/s.
-    link_bandwidth: float  # Bytes/s out to the other devices; between GPUs within a machine.
+    link_bandwidth: (
+        float  # Bytes/s out to the others; between GPUs within a machine, by NVLink or PCI Express.
+    )
     clock: float | None = None  # Hz of a TPU's core, whose cycles are the unit of its compiler's estimates.
     devices_per_chip: int = 1
     topologies: tuple[str, ...] = ()  # Slices of TPUs, in chips.
     scoped_vmem_kib: int | None = None  # KiB of a core's memory for one operation; None: the default.
+    whole_kind: bool = False  # `kind` is all of it: what begins so is another GPU, as an RTX 4090 Laptop is.
 
 
 # Sources: Google Cloud's TPU pages and "TPU v4" (Jouppi et al., 2023), NVIDIA's data sheets. The clock is the
@@ -56,6 +59,15 @@ CHIPS = (
     Chip("a100", "NVIDIA A100", 312e12, 80e9, 2039e9, 300e9),
     Chip("h100", "NVIDIA H100", 989e12, 80e9, 3350e9, 450e9),
     Chip("h200", "NVIDIA H200", 989e12, 141e9, 4800e9, 450e9),
+    # GeForce: the tables of NVIDIA's papers on the architectures (GA102, Ada, RTX Blackwell): bfloat16 with
+    # sums in float32, which take these twice as long as float16. The others: data sheets, where that for
+    # sparse matrices (L4: 242) is twice that for dense ones; A10G's is Amazon's.
+    Chip("rtx3090", "NVIDIA GeForce RTX 3090", 71e12, 24e9, 936e9, 32e9, whole_kind=True),
+    Chip("rtx4090", "NVIDIA GeForce RTX 4090", 165.2e12, 24e9, 1008e9, 32e9, whole_kind=True),
+    Chip("rtx5090", "NVIDIA GeForce RTX 5090", 209.5e12, 32e9, 1792e9, 64e9, whole_kind=True),
+    Chip("l4", "NVIDIA L4", 121e12, 24e9, 300e9, 32e9, whole_kind=True),
+    Chip("a10g", "NVIDIA A10G", 70e12, 24e9, 600e9, 32e9, whole_kind=True),
+    Chip("l40s", "NVIDIA L40S", 362e12, 48e9, 864e9, 32e9, whole_kind=True),
 )
 
 
@@ -104,5 +116,9 @@ def compiler_options(device_kind: str) -> dict[str, str]:
 
 
 def _chip_of(device_kind: str) -> Chip | None:
-    matches = [chip for chip in CHIPS if device_kind.startswith(chip.kind)]
+    matches = [
+        chip
+        for chip in CHIPS
+        if (device_kind == chip.kind if chip.whole_kind else device_kind.startswith(chip.kind))
+    ]
     return max(matches, key=lambda chip: len(chip.kind), default=None)

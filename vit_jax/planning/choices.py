@@ -13,6 +13,9 @@ from vit_jax.planning.estimate import Estimate, estimate
 from vit_jax.progress import duration
 from vit_jax.runs.memory_check import LEFT, Changes, changed, in_words, likely_changes
 
+# Plans a job's config on given devices, with prices.
+Planner = Callable[[ConfigDict, Workload, Slice, dict[str, dict]], Estimate]
+
 
 def nearest_fit(
     config: ConfigDict,
@@ -21,9 +24,10 @@ def nearest_fit(
     prices: dict[str, dict],
     failed: Estimate,
     say: Callable[[str], None],
+    planner: Planner = estimate,
     attempts: int = 4,
 ) -> tuple[Changes, Estimate] | None:
-    """The change that costs the least speed and makes the program fit, which is compiled to make certain."""
+    """The change that costs the least speed and makes the program fit, which is planned to make certain."""
     memory, limit = failed.memory, where.chip.memory_bytes
     sizes = memory.parameters, memory.optimizer, memory.temporaries
     for changes in likely_changes(config, where.devices, limit, *sizes):
@@ -31,7 +35,7 @@ def nearest_fit(
             break
         say(f"trying {in_words(changes)}")
         try:
-            plan = estimate(changed(config, changes), job, where, prices)
+            plan = planner(changed(config, changes), job, where, prices)
         except UserError:
             continue  # It does not divide.
         attempts -= 1
@@ -41,9 +45,14 @@ def nearest_fit(
 
 
 def sweep(
-    config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict], say: Callable[[str], None]
+    config: ConfigDict,
+    job: Workload,
+    where: Slice,
+    prices: dict[str, dict],
+    say: Callable[[str], None],
+    planner: Planner = estimate,
 ) -> list[Estimate]:
-    """Compiles every mesh with every rematerialisation: those that fit first, the fastest at the top."""
+    """Plans every mesh with every rematerialisation: those that fit first, the fastest at the top."""
     sizes = sorted({size for size in (1, 8, where.devices) if where.devices % size == 0})
     meshes = [(fsdp, tensor) for tensor in (1, 2) for fsdp in sizes if where.devices % (fsdp * tensor) == 0]
     candidates = [(fsdp, tensor, remat) for fsdp, tensor in meshes for remat in LEFT]
@@ -54,7 +63,7 @@ def sweep(
         then = f", {duration(left)} left" if left is not None else ""
         say(f"{done + 1} of {len(candidates)}{then}: {in_words(changes)}")
         try:
-            plans.append(estimate(changed(config, changes), job, where, prices))
+            plans.append(planner(changed(config, changes), job, where, prices))
         except UserError as error:
             say(f"  left out: {error}")
     return sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds or plan.memory.total))
