@@ -8,6 +8,7 @@ from flax import nnx
 import vit_jax
 from vit_jax.errors import UserError
 from vit_jax.models import MODELS, abstract, count_multiply_adds, count_parameters, model_factory
+from vit_jax.published.cards import all_figures
 
 L_16 = """\
 ViT-L/16           304.33 M parameters     61.55 GFLOPs (multiply-adds)    197 tokens at 224x224  \
@@ -38,6 +39,23 @@ def test_a_card_counts_each_layer(name):
 
 def test_listed_models_print_as_one_line_each():
     assert repr(vit_jax.list_models("*ViT-L/16")) == L_16
+
+
+def test_a_list_of_all_models_is_shown_at_once(monkeypatch):
+    monkeypatch.setattr("vit_jax.models.model_card", pytest.fail)
+    lines = repr(vit_jax.list_models()).splitlines()
+    assert [line.split()[0] for line in lines] == list(MODELS) == list(all_figures())
+
+
+# One of each family.
+@pytest.mark.parametrize("name", ["ViT-S/32", "BiT-R50x1", "ConvNeXt-Atto", "Swin-T"])
+def test_the_kept_figures_of_a_listed_model_are_those_that_are_computed(name):
+    assert repr(vit_jax.list_models(name)) == str(vit_jax.model_card(name))
+
+
+def test_a_model_that_is_not_listed_is_shown_as_computed():
+    assert "ViT-mu/32" not in MODELS
+    assert repr(vit_jax.list_models("ViT-mu/32")) == str(vit_jax.model_card("ViT-mu/32"))
 
 
 def test_card_of_a_resnet_says_nothing_of_tokens():

@@ -18,6 +18,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.models.family import Axes, Family, match_axes
 from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
+from vit_jax.published.cards import all_figures
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import all_weights
 
@@ -118,7 +119,7 @@ class Names(tuple):
     """Names of models that print as their cards, one line each."""
 
     def __repr__(self):
-        return "\n".join(str(model_card(name)) for name in self)
+        return "\n".join(str(_card_of(name)) for name in self)
 
 
 class Listed(tuple):
@@ -147,6 +148,14 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
         parse_name(pattern)
         return Names([pattern])
     return found
+
+
+def _card_of(name: str) -> ModelCard:
+    """The same as `model_card(name)`, which is not computed for the listed models."""
+    if (figures := all_figures().get(name)) is None:
+        return model_card(name)
+    source = parse_name(name)[0].source(name)
+    return ModelCard(name=name, **figures._asdict(), image_size=(224, 224), source=source)
 
 
 def model_card(name: str, *, num_classes: int = 1000, image_size=224, **overrides) -> ModelCard:
