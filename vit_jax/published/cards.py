@@ -1,4 +1,4 @@
-"""The sizes and costs of the listed models, which take most of a minute to compute, in `cards.json`.
+"""The sizes and costs of the listed models, in `cards.json`, since computing them takes most of a minute.
 
 `tests/models/write_cards.py` makes the file.
 """
@@ -12,7 +12,7 @@ FILE = Path(__file__).parent / "cards.json"
 
 
 class Figures(NamedTuple):
-    """Of a model with 1,000 classes, of one image of 224 x 224 pixels."""
+    """The size and cost of a model with 1,000 classes, for one image of 224 x 224 pixels."""
 
     parameters: int
     multiply_adds: int
