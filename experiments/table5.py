@@ -1,10 +1,12 @@
 """Accuracy by pre-training set: python -m vit_jax.experiment table5 --out=DIR
 
-At laptop scale the runs of figure 3: sets of 1,000 to 1,000,000 images stand for ImageNet, ImageNet-21k and
-JFT-300M, and the alphabets for the data sets.
+At laptop scale the runs of figure 3: sets of 1,000, 10,000 and 100,000 images stand for ImageNet,
+ImageNet-21k and JFT-300M, and the alphabets for the data sets.
 """
 
-from vit_jax.ledger.laptop import DOWNSTREAM
+import statistics
+
+from vit_jax.ledger.laptop import DOWNSTREAM, MODELS
 from vit_jax.ledger.paper_scale import BY_SET, TASKS
 from vit_jax.ledger.stages import transfer
 from vit_jax.ledger.study import Experiment
@@ -26,11 +28,27 @@ def read(study):
     ]
 
 
+def finding(figures):
+    """How far the larger Transformer is ahead of the smaller, by the number of images."""
+    small, large, *_ = MODELS["ViT"]
+    sentences = []
+    for name in FIGURES[:2]:
+        found = {(p["model"], p["images"]): 100 * statistics.mean(p[name]) for p in figures if p[name]}
+        leads = [
+            f"{found[large, images] - found[small, images]:+.1f} after {images:,} images"
+            for model, images in found
+            if model == large and (small, images) in found
+        ]
+        sentences += [f"{name}: {', '.join(leads)}"] if leads else []
+    return f"Points of {large} over {small}: {'; '.join(sentences)}." if sentences else ""
+
+
 EXPERIMENT = Experiment(
     claim="The larger the pre-training set, the more a larger Transformer gains from it.",
     place="Table 5",
     runs_of="figure3",
     read=read,
     table=lambda figures: listing(figures, ("model", "images"), FIGURES),
+    finding=finding,
     paper=transfer(BY_SET, TASKS, "table5"),
 )

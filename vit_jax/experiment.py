@@ -8,7 +8,9 @@
                   see one DIR they share the runs
   NAME --steps=4 --out=DIR  the same with runs of four steps, to see that all of it works
   NAME --scale=paper   the same by the paper's own recipe, on its data
-  record NAME DIR ...  makes the record in experiments/records of the runs in these folders
+  record NAME DIR ... --verdict="agrees: why"  makes the record in experiments/records of the runs in these
+                  folders, which agrees, agrees in part, contradicts or cannot tell; of the same figures as
+                  before the verdict is kept
   ledger               writes LEDGER.md, and the recorded tables in README.md and docs/
 
 NAME may also be a file, such as mine/table8.py, that makes one `EXPERIMENT`.
@@ -24,7 +26,15 @@ from pathlib import Path
 from vit_jax import command
 from vit_jax.errors import UserError, nearest
 from vit_jax.ledger import ledger_page
-from vit_jax.ledger.records import how_far, keep_pictures, make_record, records, write_record
+from vit_jax.ledger.records import (
+    how_far,
+    keep_pictures,
+    make_record,
+    records,
+    verdict_of,
+    with_verdict,
+    write_record,
+)
 from vit_jax.ledger.study import Experiment, Study, Trial, conduct, config_of, known_trials
 from vit_jax.progress import duration
 from vit_jax.shipped import EXPERIMENTS, demand_checkout
@@ -46,7 +56,9 @@ def main(arguments: list[str]) -> None:
             raise UserError("give the name of an experiment and the folders of its runs: record NAME DIR ...")
         demand_checkout("record writes into experiments/records")
         folders = [Path(folder).absolute() for folder in rest[1:]]
-        record = make_record(Path(rest[0]).stem, load(rest[0]), folders)
+        flag = "--verdict="
+        given = [text.removeprefix(flag) for text in arguments if text.startswith(flag)]
+        record = with_verdict(make_record(Path(rest[0]).stem, load(rest[0]), folders), *given[-1:])
         kept = [str(write_record(record)), *map(str, keep_pictures(record, folders[0]))]
         print(f"{', '.join(kept)}: {how_far(record)}")
     elif name == "ledger":
@@ -108,6 +120,7 @@ def print_list() -> None:
         for key in (name, f"{name}-paper"):
             if key in recorded:
                 print(f"    {key.removeprefix(name).removeprefix('-') or 'here'}: {how_far(recorded[key])}")
+                print(f"      {': '.join(verdict_of(recorded[key]))}")
     hours = ", ".join(f"{duration(60 * time)} those {whose}" for whose, time in minutes.items())
     print(f"{len(known)} experiments; here, on two idle cores: {hours}")
 

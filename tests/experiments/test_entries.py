@@ -23,6 +23,7 @@ ENTRIES = (
     "grid",
     "masked_patch",
     "table2",
+    "table5",
     "table7",
     "table9",
 )

@@ -11,7 +11,7 @@ import pytest
 from vit_jax import command, experiment, published
 from vit_jax.errors import UserError
 from vit_jax.ledger import ledger_page, records, study
-from vit_jax.ledger.records import keep_pictures, make_record, write_record
+from vit_jax.ledger.records import keep_pictures, make_record, with_verdict, write_record
 from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment, Study, conduct
 from vit_jax.ledger.tables import beside, pivot
@@ -196,7 +196,8 @@ def test_best_figure_is_that_of_early_stopping(file, runs, tmp_path):
 def recorded(file, runs, tmp_path):
     """The record of all runs, and the folder that they lie in."""
     experiment.main([file, f"--out={tmp_path / 'out'}"])
-    return make_record("widths", experiment.load(file), [tmp_path / "out"]), tmp_path / "out"
+    record = make_record("widths", experiment.load(file), [tmp_path / "out"])
+    return with_verdict(record, "agrees: The wider is ahead.", tmp_path), tmp_path / "out"
 
 
 def test_record_says_how_the_figures_were_made(recorded):
@@ -238,6 +239,31 @@ def test_record_is_made_of_runs_in_other_folders(recorded, file, tmp_path):
     assert make_record("widths", experiment.load(file), [out, elsewhere])["figures"] == record["figures"]
 
 
+def test_verdict_is_kept_with_its_figures_and_asked_for_of_others(recorded, file, tmp_path):
+    record, out = recorded
+    write_record(record, tmp_path / "records")
+    again = make_record("widths", experiment.load(file), [out])
+    assert with_verdict(again, folder=tmp_path / "records") == record
+    other = again | {"figures": []}
+    with pytest.raises(UserError, match=r'what differs: --verdict="WORD: \.\.\." with agrees, '):
+        with_verdict(other, folder=tmp_path / "records")
+    assert with_verdict(other, "cannot tell: It has no runs.")["verdict"] == "cannot tell: It has no runs."
+
+
+@pytest.mark.parametrize("verdict", ["It agrees.", "agrees", "contradicts: ", "disagrees: They do not."])
+def test_verdict_begins_with_its_word_and_says_why(verdict, recorded, tmp_path):
+    with pytest.raises(UserError, match="say whether these figures bear the claim out"):
+        with_verdict(recorded[0], verdict, tmp_path)
+
+
+def test_record_is_made_by_one_command_with_its_verdict(recorded, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(records.write_record, "__defaults__", (tmp_path / "records",))
+    monkeypatch.setattr(records.keep_pictures, "__defaults__", (tmp_path / "pictures",))
+    experiment.main(["record", file, str(recorded[1]), "--verdict=contradicts: Rates matter little."])
+    assert "recorded: 8 of 8 runs" in capsys.readouterr().out
+    assert records.records(tmp_path / "records")["widths"]["verdict"] == "contradicts: Rates matter little."
+
+
 @pytest.mark.parametrize("commit", ["", "0123456789abcdef, changed"])
 def test_record_of_an_unknown_commit_is_refused(recorded, file, commit):
     _, out = recorded
@@ -252,6 +278,8 @@ def test_pages_have_the_tables_of_the_records(recorded, file):
     known, all_records = {"widths": experiment.load(file)}, {"widths": record}
     page = ledger_page.page(known, all_records)
     assert "## Table 1: widths" in page and "| 32 | 53.20 ± 0.00 |" in page
+    assert "| Table 1: widths | Rates matter. | **agrees with the claim** |" in page
+    assert "\n**Agrees with the claim.** The wider is ahead.\n" in page
     text = "# A page\n\n<!-- record widths -->\nold\n<!-- end of record -->\nmore\n"
     written = ledger_page.with_records(text, known, all_records)
     assert "| 64 | 56.40 ± 0.00 |\n<!-- end of record -->\nmore" in written and "\nold" not in written
@@ -277,6 +305,9 @@ def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
     listed = [line.split(" (")[0] for line in lines if not line.startswith(" ")][:-1]
     assert sorted(listed) == experiment.names()
     assert "quickstart (our own): The quickstart reads handwritten digits." in lines
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("figure3 (")]
+    paragraph = "\n".join(lines[place + 1 :]).partition("\nfigure4 (")[0]
+    assert "\n      contradicts the claim: The BiTs lead " in paragraph
     places = [re.search(r"\((.*?)\)", line)[1].split()[0] for line in lines[:-1] if line[0] != " "]
     assert places == sorted(places, key=["Table", "Figure", "Section", "Appendix", "our"].index)
 
@@ -379,5 +410,5 @@ def test_pictures_stand_with_the_record_of_laptop_scale_alone(recorded, file, tm
     for name in ("ROOT", "PICTURES"):
         monkeypatch.setattr(ledger_page, name, tmp_path)
     both = dataclasses.replace(experiment.load(file), paper=experiment.load(file))
-    assert "(widths.png)" in ledger_page.block(both, record)
+    assert "![ours: Table 1, agrees with the claim](widths.png)" in ledger_page.block(both, record)
     assert "(widths.png)" not in ledger_page.block(both, record | {"scale": "paper"})

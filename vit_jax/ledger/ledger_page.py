@@ -1,12 +1,13 @@
 """The ledger as a page, and the tables of records in other pages."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.ledger.records import PICTURES, ROOT, how_far
+from vit_jax.ledger.records import PICTURES, ROOT, how_far, verdict_of
 from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import markdown_table
 from vit_jax.progress import duration
 
 PAGE = ROOT / "LEDGER.md"
@@ -14,7 +15,8 @@ BLOCK = re.compile(r"(<!-- record ([\w-]+) -->\n).*?(<!-- end of record -->)", r
 
 
 def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of LEDGER.md: each experiment, its command, and what was recorded."""
+    """The text of LEDGER.md: a line for each record, then each experiment, its command and what came out."""
+    names = sorted(experiments, key=lambda name: order(experiments[name].place, name))
     lines = [
         "# The ledger",
         "",
@@ -23,10 +25,13 @@ def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[st
         "`python -m vit_jax.experiment record NAME DIR` makes a record of the runs in a folder.",
         "Laptop scale is small images and models on two processor cores: it can show orderings and slopes,",
         "never the paper's accuracies, which stand beside ours only where the same thing is measured.",
+        "",
+        summary(names, experiments, records),
     ]
-    for name in sorted(experiments, key=lambda name: order(experiments[name].place, name)):
+    for name in names:
         experiment = experiments[name]
-        lines += ["", f"## {heading(name, experiment)}", "", experiment.claim, ""]
+        whose = "The paper's claim" if experiment.place else "The claim"
+        lines += ["", f"## {heading(name, experiment)}", "", f"{whose}: {experiment.claim}", ""]
         lines.append(f"`python -m vit_jax.experiment {name} --out=DIR`{needs(experiment)}")
         for scale in ("laptop", "paper"):
             key = name if scale == "laptop" else f"{name}-paper"
@@ -35,6 +40,19 @@ def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[st
         if name not in records and f"{name}-paper" not in records:
             lines += ["", "Not recorded yet."]
     return "\n".join(lines) + "\n"
+
+
+def summary(
+    names: Sequence[str], experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """A table with a line for each record: what its figures are to the claim."""
+    lines = [
+        [heading(name, experiments[name]), experiments[name].claim, f"**{verdict_of(records[key])[0]}**"]
+        for name in names
+        for key in (name, f"{name}-paper")
+        if key in records
+    ]
+    return markdown_table(("entry", "claim", "what was recorded"), lines)
 
 
 def heading(name: str, experiment: Experiment) -> str:
@@ -59,7 +77,7 @@ def needs(experiment: Experiment) -> str:
 
 
 def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
-    """A record as Markdown: how far it is, its table, what was found and, of laptop scale, its pictures."""
+    """A record as Markdown: how far it is, table, finding and verdict and, of laptop scale, its pictures."""
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
     lines = [
@@ -69,11 +87,19 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
     ]
     if record["finding"]:
         lines += ["", record["finding"]]
+    lines += ["", verdict_in_words(record)]
     pictures = PICTURES.glob(f"{record['experiment']}*.png") if record["scale"] == "laptop" else ()
     for picture in sorted(pictures):
         if re.fullmatch(rf"{record['experiment']}(-.+)?", picture.stem):
-            lines += ["", f"![{experiment.claim}]({picture.relative_to(ROOT)})"]
+            alternative = f"ours: {experiment.place or record['experiment']}, {verdict_of(record)[0]}"
+            lines += ["", f"![{alternative}]({picture.relative_to(ROOT)})"]
     return "\n".join(lines)
+
+
+def verdict_in_words(record: Mapping[str, Any]) -> str:
+    """A record's verdict as a paragraph: **Contradicts the claim.** BiTs lead throughout."""
+    word, reason = verdict_of(record)
+    return f"**{word[0].upper()}{word[1:]}.** {reason}"
 
 
 def with_records(

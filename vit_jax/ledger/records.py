@@ -1,7 +1,8 @@
 """Records of experiments: what came out, by which command, commit, versions and machine, one JSON file each.
 
 They lie in experiments/records and are committed. A record may be made of a part of the runs, and of runs
-that were made anywhere, such as on a pod.
+that were made anywhere, such as on a pod. Whether its figures bear the claim out is not computed: who makes
+the record says it, with what differs, as its verdict.
 """
 
 import datetime
@@ -21,6 +22,13 @@ from vit_jax.shipped import EXPERIMENTS, PACKAGE
 
 ROOT = PACKAGE.parent
 RECORDS, PICTURES = EXPERIMENTS / "records", ROOT / "docs" / "images" / "ledger"
+# What figures may be to the claim, as a verdict begins, and in words.
+VERDICTS = {
+    "agrees": "agrees with the claim",
+    "agrees in part": "agrees with the claim in part",
+    "contradicts": "contradicts the claim",
+    "cannot tell": "cannot tell whether the claim holds",
+}
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
@@ -110,14 +118,45 @@ def machine(manifests: Sequence[Mapping]) -> str:
     return "; ".join(devices)
 
 
+def with_verdict(record: Mapping[str, Any], verdict: str = "", folder: Path = RECORDS) -> dict[str, Any]:
+    """The record with a verdict: the given one, or that of the record which is there, of the same figures.
+
+    Args:
+      verdict: a word of `VERDICTS`, a colon, and a sentence or two: `contradicts: BiTs lead throughout.`
+
+    Raises:
+      UserError: none is given and the figures are new; it begins otherwise, or says nothing.
+    """
+    path = path_of(record, folder)
+    if not verdict and path.exists():
+        before = json.loads(path.read_text())
+        verdict = before.get("verdict", "") if before["figures"] == record["figures"] else ""
+    word, _, reason = verdict.partition(": ")
+    if word not in VERDICTS or not reason.strip():
+        wanted = f'--verdict="WORD: ..." with {", ".join(VERDICTS)} as WORD'
+        raise UserError(f"say whether these figures bear the claim out, and what differs: {wanted}")
+    return {**record, "verdict": verdict}
+
+
+def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
+    """What a record's figures are to the claim, in words, and why."""
+    word, _, reason = record["verdict"].partition(": ")
+    return VERDICTS[word], reason
+
+
+def path_of(record: Mapping[str, Any], folder: Path) -> Path:
+    """The file of a record: NAME.json, or NAME-paper.json."""
+    scale = "" if record["scale"] == "laptop" else f"-{record['scale']}"
+    return folder / f"{record['experiment']}{scale}.json"
+
+
 def write_record(record: Mapping[str, Any], folder: Path = RECORDS) -> Path:
     """Writes a record into the folder of records and returns its path; a smaller one never replaces it.
 
     Raises:
       UserError: the record that is there is of more runs.
     """
-    scale = "" if record["scale"] == "laptop" else f"-{record['scale']}"
-    path = folder / f"{record['experiment']}{scale}.json"
+    path = path_of(record, folder)
     if path.exists():
         before = json.loads(path.read_text())["runs"]["finished"]
         if before > record["runs"]["finished"]:
