@@ -38,5 +38,5 @@ EXPERIMENT = Experiment(
         read=read,
         published="objectnet",
     ),
-    needs="objectnet-1.0 of https://objectnet.dev/download.html, ImageNet and JFT-300M",
+    needs="objectnet-1.0 of https://objectnet.dev/download.html",
 )

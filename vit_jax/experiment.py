@@ -8,6 +8,7 @@
                   see one DIR they share the runs
   NAME --steps=4 --out=DIR  the same with runs of four steps, to see that all of it works
   NAME --scale=paper   the same by the paper's own recipe, on its data
+  NAME --scale=paper --data=jft=folder:/data/mine   with images of your own in the place of some of them
   record NAME DIR ... --verdict="agrees: why"  makes the record in experiments/records of the runs in these
                   folders, which agrees, agrees in part, contradicts or cannot tell; of the same figures as
                   before the verdict is kept
@@ -26,6 +27,7 @@ from pathlib import Path
 from vit_jax import command
 from vit_jax.errors import UserError, nearest
 from vit_jax.ledger import ledger_page
+from vit_jax.ledger.other_data import FORM, check_names, in_words
 from vit_jax.ledger.records import (
     how_far,
     keep_pictures,
@@ -35,7 +37,16 @@ from vit_jax.ledger.records import (
     with_verdict,
     write_record,
 )
-from vit_jax.ledger.study import Experiment, Study, Trial, conduct, config_of, known_trials
+from vit_jax.ledger.study import (
+    Experiment,
+    Study,
+    Trial,
+    conduct,
+    config_of,
+    data_sets_of,
+    known_trials,
+    rehearsed,
+)
 from vit_jax.progress import duration
 from vit_jax.shipped import EXPERIMENTS, demand_checkout
 
@@ -70,7 +81,11 @@ def main(arguments: list[str]) -> None:
         experiment = load(name)
         given = parse(name, experiment, [argument for argument in arguments if argument != name])
         out, plan, scale, shortened = (given.pop(key) for key in ("out", "plan", "scale", "steps"))
-        study = Study(out, given, lambda line: print(line, flush=True), scale, steps=shortened)
+        data = given.pop("data")
+        options = given | ({"data": sorted(data)} if data else {})
+        study = Study(out, options, lambda line: print(line, flush=True), scale, steps=shortened)
+        if data:
+            check_names(study.data, data_sets_of(rehearsed(experiment.at(scale), out, given, scale)))
         if plan:
             show_plan(known_trials(experiment.at(scale), study))
         else:
@@ -114,7 +129,10 @@ def print_list() -> None:
             whose = "of the paper" if experiment.place else "our own"
             minutes[whose] += 0 if experiment.runs_of else experiment.minutes
         if experiment.paper is not None:
-            print("    the paper's scale: --scale=paper" + price(recorded, name))
+            options = {option: values.get("default") for option, values in experiment.options.items()}
+            read = data_sets_of(rehearsed(experiment.paper, Path(), options, "paper"))
+            needed = f"; needs {in_words(read)}" if read else ""
+            print("    the paper's scale: --scale=paper" + price(recorded, name) + needed)
         if experiment.needs:
             print(f"    needs {experiment.needs}")
         for key in (name, f"{name}-paper"):
@@ -159,6 +177,14 @@ def parse(name: str, experiment: Experiment, arguments: list[str]) -> dict:
     parser.add_argument(
         "--steps", type=steps, help="of each run, to try all of it; such runs are not recorded"
     )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        action="extend",
+        metavar=FORM,
+        help="data in the place of those that the runs name, such as jft=folder:/data/mine@train,val; "
+        "once for each",
+    )
     for option, values in experiment.options.items():
         parser.add_argument(f"--{option}", **values)
     return vars(parser.parse_args(arguments))
@@ -182,7 +208,7 @@ def show_plan(trials: list[Trial]) -> None:
             total += cost
             shown = f"{cost:.3g} exaFLOPs"
         except (UserError, OSError) as error:
-            shown = f"not known: {error}"
+            shown = f"not known: {str(error).partition(';')[0]}"
         words = ("python", "-m", "vit_jax.main", *trial.job.flags, f"--workdir={trial.job.workdir}")
         print(f"{shlex.join(words)}  # {shown}")
     print(f"{len(trials)} runs are known, of {total:.3g} exaFLOPs; later ones may depend on these")

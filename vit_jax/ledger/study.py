@@ -19,10 +19,10 @@ from ml_collections import ConfigDict
 from vit_jax import published
 from vit_jax.command import read_config
 from vit_jax.errors import UserError
+from vit_jax.ledger.other_data import names_of, open_all, read_data, replaced
 from vit_jax.ledger.progress_page import write_progress
 from vit_jax.ledger.tables import beside
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
-from vit_jax.runs.splits import open_splits
 from vit_jax.runs.workdir import saved_run
 
 Figures = Mapping[str, Any]  # What an experiment found, as JSON can hold it.
@@ -51,7 +51,8 @@ class Study:
 
     Args:
       out: the folder for all of it.
-      options: values of the experiment's own flags.
+      options: values of the experiment's own flags; and `data`, other data in the place of those that its
+        runs name, as `read_data` takes them.
       scale: `laptop` or `paper`.
       places: folders in which a run may also lie, under its name.
       steps: of each run, to try the experiment; None: those that it asks for.
@@ -68,6 +69,7 @@ class Study:
     ):
         self.out, self.options, self.say, self.scale, self.steps = out, dict(options), say, scale, steps
         self.trials: list[Trial] = []
+        self.data = read_data(options.get("data") or ())
         self._places, self._outcomes = places, {}
 
     def job(self, name: str, config: str = "quickstart", **values: Any) -> Job:
@@ -87,7 +89,9 @@ class Study:
             for key in ("fewshot.every", "knn.every"):
                 changed[key] = self.steps if changed.get(key) else 0
             changed |= {"evaluate_every": self.steps, "checkpoint.every": self.steps}
-        return job_of(found[0] if found else self.out / name, config, changed)
+        job = job_of(found[0] if found else self.out / name, config, changed)
+        others = replaced(config_of(job), self.data) if self.data else {}
+        return job_of(job.workdir, config, changed | others)
 
     def outcome(self, trial: Trial) -> Outcome:
         """The figures of a run, or why there are none; those of a finished run are read once."""
@@ -135,9 +139,11 @@ class Study:
         if name == "exaflops":
             return exaflops_of(trial.job.workdir)
         found = self.outcome(trial)
-        if name.startswith("best "):
-            return max(found.history[name.removeprefix("best ")])
-        return found.figures[name]
+        best, of_set = name.startswith("best "), name.removeprefix("best ").split("/")
+        if len(of_set) == 3 and of_set[1] in self.data:  # Of a suite, which calls it by its path.
+            of_set[1] = self.data[of_set[1]].name
+        name = "/".join(of_set)
+        return max(found.history[name]) if best else found.figures[name]
 
     def run(self, trials: Sequence[Trial], shown: Callable[[], None]) -> None:
         """Runs those that are not finished; one that fails does not stop the others.
@@ -153,6 +159,16 @@ class Study:
         """The reasons why runs failed, by the run's name."""
         reasons = {trial.job.name: self.outcome(trial).failure for trial in self.trials}
         return {name: reason for name, reason in reasons.items() if reason}
+
+
+class Rehearsal(Study):
+    """A study in which runs are finished as soon as they are named, and the first choices are the best."""
+
+    def outcome(self, trial: Trial) -> Outcome:
+        return Outcome({"accuracy": 0.0})
+
+    def figure(self, trial: Trial, name: str) -> float:
+        return 0.0
 
 
 @functools.cache  # It is asked for after each run of a study, and traces the model.
@@ -223,6 +239,9 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
       UserError: the folder is another study's; data are missing; runs failed, but for which all was done.
     """
     scaled = experiment.at(study.scale)
+    first = scaled.stages[0](study) if study.scale == "paper" and scaled.stages else ()
+    if any(study.outcome(trial).pending for trial in first):  # Fine-tuning's too, before the pre-training.
+        check_data(rehearsed(scaled, study.out, study.options, study.scale), study)
     claim(name, experiment, study)
 
     def shown() -> None:
@@ -250,14 +269,38 @@ def check_data(trials: Sequence[Trial], study: Study) -> None:
     Raises:
       UserError: one cannot be opened.
     """
-    seen = set()
-    for trial in trials:
-        if study.outcome(trial).figures is None:
-            config = config_of(trial.job)
-            wanted = config.data.source, config.data.path, config.data.train_split, config.data.test_split
-            if wanted not in seen:
-                open_splits(config)
-            seen.add(wanted)
+    pending = [trial for trial in trials if study.outcome(trial).figures is None]
+    for trial in {_of_data(trial.job): trial for trial in pending}.values():
+        open_all(config_of(trial.job), given=[other.name for other in study.data.values()])
+
+
+def rehearsed(experiment: Experiment, out: Path, options: Mapping[str, Any], scale: str) -> list[Trial]:
+    """All runs of a study, none of which is made or looked at; where a choice is to come, by the first.
+
+    Args:
+      experiment: at that scale.
+      out, options, scale: as of `Study`.
+    """
+    study = Rehearsal(out, options, scale=scale)
+    for stage in experiment.stages:
+        study.trials += stage(study)
+    return study.trials
+
+
+def data_sets_of(trials: Sequence[Trial]) -> list[str]:
+    """The names of the data sets that runs read, in the order in which they are first read."""
+    return list(dict.fromkeys(name for trial in trials for name in _read_by(_of_data(trial.job))))
+
+
+def _of_data(job: Job) -> tuple[str, ...]:
+    """The flags of a run that say what it reads."""
+    kept = tuple(f"--config.{section}." for section in ("data", "fewshot", "knn", "objective"))
+    return tuple(flag for flag in job.flags if flag.startswith(("--config=", *kept)))
+
+
+@functools.cache  # Thousands of runs read a few dozen configs.
+def _read_by(flags: tuple[str, ...]) -> list[str]:
+    return names_of(config_of(Job(Path(), flags)))
 
 
 def config_of(job: Job) -> ConfigDict:

@@ -61,8 +61,8 @@ def tfds_builder(path: str):
         raise UserError(f"no prepared data set in {name} (data.path){there}") from error
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
         raise UserError(
-            f"TFDS knows no data set {name!r} (data.path): {first_line(error)}; give data of your own with "
-            "--config.data.source and --config.data.path (docs/data.md)"
+            f"TFDS knows no data set {name!r} (data.path): {first_line(error)}; docs/data.md says "
+            "how data of your own are given"
         ) from error
     if not builder.info.splits:
         by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS

@@ -1,0 +1,160 @@
+"""Other data in the place of those that an experiment's runs name: --data=jft=folder:/data/mine."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from vit_jax.data.sources import SOURCES, DataSet, data_set, open_source
+from vit_jax.errors import UserError
+from vit_jax.runs.splits import open_splits
+
+FORM = "NAME=KIND:PATH@TRAIN,TEST"
+SUITES = ("fewshot", "knn")  # Sections of a config that name data sets to evaluate on.
+# What TFDS cannot say of sets that it does not know.
+TO_GET = {
+    "jft": "JFT-300M was never published: any large set of labelled images may stand for it",
+    "imagenet21k": "get ImageNet-21k from https://image-net.org, and python -m vit_jax.prepare makes a data "
+    "set of it (docs/preparing_data.md)",
+}
+KEYS = tuple(f"data.{key}" for key in ("train_split", "dev_split", "test_split"))
+
+
+class OtherData(NamedTuple):
+    """Data that stand in another set's place.
+
+    Attributes:
+      kind, path: as `data.source` and `data.path`.
+      splits: in the place of the training and the test split; None: of the same names.
+      label_key, num_classes: as of the config.
+    """
+
+    kind: str
+    path: str
+    splits: tuple[str, str] | None = None
+    label_key: str = "label"
+    num_classes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in figures of a suite, as `fewshot/mine/5`."""
+        return SOURCES[self.kind].name_of(self.path)
+
+
+def read_data(texts: Sequence[str]) -> dict[str, OtherData]:
+    """Reads values of `--data`, such as `jft=tfds:/data/mine@train,val,label_key=labels,num_classes=90`.
+
+    Raises:
+      UserError: one is not written so, or a name is there twice.
+    """
+    found: dict[str, OtherData] = {}
+    kinds = [kind.name for kind in SOURCES.values() if kind.path]
+    pattern = r"([^=]+)=(\w+):([^@,]+)(?:@([^@,=]+),([^@,=]+))?(?:,label_key=([^,]+))?(?:,num_classes=(\d+))?"
+    for text in texts:
+        match = re.fullmatch(pattern, text)
+        if not match or match[2] not in kinds:
+            raise UserError(
+                f"cannot read --data={text}: write {FORM}, such as jft=folder:/data/mine@train,val; kinds "
+                f"are {', '.join(kinds)}; label_key=KEY, then num_classes=N, may follow after commas"
+            )
+        if match[1] in found:
+            raise UserError(f"--data names {match[1]} twice")
+        splits = (match[4], match[5]) if match[4] else None
+        label_key, classes = match[6] or "label", int(match[7]) if match[7] else None
+        found[match[1]] = OtherData(match[2], match[3], splits, label_key, classes)
+    return found
+
+
+def names_of(config: ConfigDict) -> list[str]:
+    """The names of the data sets that a run of a config reads, as `--data` takes them: `jft`, `vtab/dtd`."""
+    read = [(config.data.source, config.data.path), *((each.kind, each.path) for each in _sets(config))]
+    return list(dict.fromkeys(_name(*each) for each in read))
+
+
+def _sets(config: ConfigDict) -> list[DataSet]:
+    """The data sets on which a run is evaluated by frozen features."""
+    return [data_set(text) for suite in SUITES if config[suite].every for text in config[suite].sets]
+
+
+def open_all(config: ConfigDict, given: Sequence[str] = ()) -> None:
+    """Opens all data that a run of a config reads.
+
+    Args:
+      given: names of those that stand in others' places.
+
+    Raises:
+      UserError: some cannot be opened, with how to get them and how to take others.
+    """
+    name = _name(config.data.source, config.data.path)
+    try:
+        open_splits(config)
+        for each in _sets(config):
+            name = _name(each.kind, each.path)
+            for split in (each.train_split, each.test_split):
+                open_source(each.kind, split, path=each.path)
+    except UserError as error:
+        if name in given:
+            raise
+        words = [str(error), *([TO_GET[name]] if name in TO_GET else [])]
+        words.append(f"for other data in its place: --data={name}=KIND:PATH")
+        raise UserError("; ".join(words)) from error
+
+
+def _name(kind: str, path: str) -> str:
+    own = SOURCES[kind].name_of(path) or kind
+    return f"{kind}/{own}" if kind == "vtab" else own
+
+
+def replaced(config: ConfigDict, data: Mapping[str, OtherData]) -> dict[str, Any]:
+    """The values of a config, by dotted keys, that change where other data stand in its sets' places.
+
+    The splits keep their slices: `train[:99%]` of data with the splits `all` and `val` is `all[:99%]`.
+    """
+    values: dict[str, Any] = {}
+    if (other := data.get(_name(config.data.source, config.data.path))) is not None:
+        values = {"data.source": other.kind, "data.path": other.path}
+        values |= {"data.label_key": other.label_key, "data.num_classes": other.num_classes}
+        names = _split_names(other, config.data.train_split, config.data.test_split)
+        values |= {key: _renamed(config[key], names) for key in KEYS if config[key]}
+    for suite in SUITES:
+        sets = tuple(_suite_set(text, data) for text in config[suite].sets)
+        values |= {f"{suite}.sets": sets} if sets != tuple(config[suite].sets) else {}
+    return values
+
+
+def _split_names(other: OtherData, train: str, test: str) -> dict[str, str]:
+    """The names of splits of other data, by those of the set in whose place they stand."""
+    if not other.splits:
+        return {}
+    return {test.partition("[")[0]: other.splits[1]} | {train.partition("[")[0]: other.splits[0]}
+
+
+def _renamed(split: str, names: Mapping[str, str]) -> str:
+    """A split, or several as `train[:90%]+test`, with other names before the slices."""
+    parts = (part.partition("[") for part in split.split("+"))
+    return "+".join(names.get(name, name) + bracket + rest for name, bracket, rest in parts)
+
+
+def _suite_set(text: str, data: Mapping[str, OtherData]) -> str:
+    """A data set of a suite as `kind:path@train,test`, or that in its place."""
+    given = data_set(text)
+    if (other := data.get(_name(given.kind, given.path))) is None:
+        return text
+    names = _split_names(other, given.train_split, given.test_split)
+    train, test = (_renamed(split, names) for split in (given.train_split, given.test_split))
+    return f"{other.kind}:{other.path}@{train},{test}"
+
+
+def check_names(data: Mapping[str, OtherData], used: Sequence[str]) -> None:
+    """Raises UserError where a name is of no data set that the runs read."""
+    for name in data:
+        if name not in used:
+            raise UserError(f"--data={name}=...: no run reads {name!r}; they read {in_words(used)}")
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Names of data sets in a line, those of VTAB as their number."""
+    tasks = [name for name in names if name.startswith("vtab/")]
+    rest = [name for name in names if name not in tasks]
+    return ", ".join([*rest, *([f"vtab/TASK ({len(tasks)} tasks)"] if tasks else [])])
