@@ -2,10 +2,15 @@
 
 The runs of figure 3. Least squares on the frozen features of ten images of each character of four alphabets
 that were not among the pre-training images; of each run the best of five evaluations, with early stopping.
+At the paper's scale subsets of JFT-300M, all for as many steps, and five images of each class of ImageNet.
 """
+
+from dataclasses import replace
 
 from vit_jax.ledger.charts import lines
 from vit_jax.ledger.laptop import DOWNSTREAM, MODELS, mean_fewshot
+from vit_jax.ledger.paper_scale import FIVE_SHOT, FIVE_SHOT_FIGURE, JFT_IMAGES, ON_SUBSETS, SUBSETS
+from vit_jax.ledger.stages import grid, named_config
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import crossings, pivot
 
@@ -17,14 +22,36 @@ def read(study):
     return [point | {"accuracy": mean_fewshot(point, "best ")} for point in points]
 
 
-EXPERIMENT = Experiment(
+def pretrained_at_scale(study, model, images, seed):
+    """A run on the first images of JFT-300M, for the steps of its epochs on all of them."""
+    name, *values = ON_SUBSETS[model]
+    config = named_config(name)
+    steps = int(config.epochs * JFT_IMAGES / config.batch_size)
+    subset = {"data__train_split": f"train[:{images}]", "steps": steps}
+    return name, (values[0] if values else {}) | FIVE_SHOT | subset
+
+
+def read_at_scale(study):
+    """Each run's best."""
+    name = f"best {FIVE_SHOT_FIGURE}"
+    return [point | {"accuracy": point[name]} for point in study.points("pretrained", name)]
+
+
+def finding_of(models):
+    """What makes the finding: which of these models leads on each number of images."""
+    return lambda figures: crossings(figures, "images", models)
+
+
+LAPTOP = Experiment(
     claim="Few-shot, ResNets lead on few pre-training images, and larger Transformers on many.",
     place="Figure 4",
-    runs_of="figure3",
     read=read,
     table=lambda figures: pivot(figures, "model", "images"),
     draw=lambda study, figures: {
-        "figure4": lines(figures, "images", by=["model"], ylabel="10-shot accuracy on other alphabets, %")
+        "figure4": lines(figures, "images", by=["model"], ylabel="few-shot accuracy, %")
     },
-    finding=lambda figures: crossings(figures, "images", [members[0] for members in MODELS.values()]),
+    finding=finding_of([members[0] for members in MODELS.values()]),
 )
+STAGE = grid("pretrained", {"model": tuple(ON_SUBSETS), "images": SUBSETS}, pretrained_at_scale)
+PAPER = replace(LAPTOP, stages=(STAGE,), read=read_at_scale, finding=finding_of(list(ON_SUBSETS)))
+EXPERIMENT = replace(LAPTOP, runs_of="figure3", paper=PAPER)

@@ -20,6 +20,7 @@ PRINTED = {
     "vit_h14_jft": dict(model="ViT-H/14", pretraining="JFT-300M"),
     "vit_l16_jft": dict(model="ViT-L/16", pretraining="JFT-300M"),
     "vit_l16_i21k": dict(model="ViT-L/16", pretraining="ImageNet-21k"),
+    "bit_r152x4_jft": dict(model="BiT-R152x4", pretraining="JFT-300M"),
 }
 
 

@@ -2,7 +2,7 @@
 
 At laptop scale the runs of figure 5: of ViT, BiT and hybrid the largest after the most steps, its accuracy,
 the mean of few-shot accuracies on four alphabets, and the compute and seconds of its training. At the paper's
-scale three ViTs and their fine-tuning; VTAB is table 9's, ReaL `vit_jax.evaluate --suite=imagenet`'s.
+scale three ViTs, BiT-L and their fine-tuning; VTAB is table 9's, ReaL `vit_jax.evaluate --suite=imagenet`'s.
 """
 
 from vit_jax.experiment import load

@@ -9,7 +9,7 @@ seeds of fine-tuning.
 from vit_jax.data.sources.vtab import TASKS
 from vit_jax.ledger.laptop import DOWNSTREAM, config
 from vit_jax.ledger.paper_scale import LARGEST
-from vit_jax.ledger.stages import at_best, grid, vtab
+from vit_jax.ledger.stages import at_best, grid, transfer
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import means, pivot, ranking
 
@@ -42,6 +42,6 @@ EXPERIMENT = Experiment(
     read=lambda study: study.points("finetuned", "accuracy"),
     table=lambda figures: pivot(figures, "task", "start"),
     finding=lambda figures: f"{ranking(means(figures, *FACTORS))}.",
-    paper=vtab(LARGEST, {task.name: key for key, task in TASKS.items()}),
+    paper=transfer(LARGEST, {task.name: f"vtab/{key}" for key, task in TASKS.items()}, "table9"),
     minutes=19,
 )

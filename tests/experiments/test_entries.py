@@ -17,6 +17,7 @@ from vit_jax.runs.jobs import Outcome
 ENTRIES = (
     "deit",
     "figure2",
+    "figure4",
     "figure9",
     "figure13",
     "followups",
@@ -31,11 +32,11 @@ ENTRIES = (
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Runs that are finished as soon as they are wanted; a figure of one is its place among them, by 1000."""
+    """Runs that are finished as soon as they are wanted; a figure is its run's place, by 1000."""
     made = []
 
     def figure(self, trial, name):
-        return made.index(trial.job.workdir) / 1000
+        return (made.index(trial.job.workdir) + 1) / 1000
 
     def run_jobs(jobs, say, after_each):
         made.extend(job.workdir for job in jobs if job.workdir not in made)
@@ -66,7 +67,9 @@ def test_entry_goes_from_its_stages_to_a_table_and_a_finding(name, made_up, tmp_
     assert text.rstrip().splitlines()[-1].endswith(".")  # The finding.
 
 
-@pytest.mark.parametrize("name", [*sorted({*ENTRIES} - {"deit", "followups", "grid"}), "objectnet"])
+@pytest.mark.parametrize(
+    "name", [*sorted({*ENTRIES} - {"deit", "followups"}), "figure3", "figure5", "objectnet"]
+)
 def test_entry_at_the_papers_scale_makes_its_table(name, made_up, tmp_path):
     rows = [line for line in conducted(name, "paper", tmp_path / "out").splitlines() if line.startswith("| ")]
     assert made_up and len(rows) > 2
@@ -153,7 +156,7 @@ def test_prices_are_of_the_runs_of_the_first_stage():
         "vit_b16_jft model.pooling=gap optimizer.learning_rate=0.0008",
         "vit_b16_jft model.pooling=gap optimizer.learning_rate=0.0003",
     ]
-    assert prices.pretraining_jobs(experiment.load("grid")) == {}
+    assert prices.pretraining_jobs(experiment.load("deit")) == {}
 
 
 def test_runs_at_the_papers_scale_can_be_planned(capsys, tmp_path):
@@ -212,5 +215,56 @@ def test_rate_for_resnets_is_tried_for_them_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "workdir", lambda stage, **factors: tmp_path / factors["model"])
     models = {"vit": ("vit_b16_jft",), "bit": ("bit_r50x1_jft",), "hybrid": ("r50_vit_b16_jft",)}
     compare, _ = fine_tuning(models, ["imagenet2012"])
-    tried = {(t.factors["model"], t.factors["optimizer__learning_rate"]) for t in compare(study)}
+    trials = [trial for trial in compare(study) if trial.factors["recipe"] == "finetune"]
+    tried = {(t.factors["model"], t.factors["optimizer__learning_rate"]) for t in trials}
     assert tried == {(m, r) for m in models for r in (0.003, 0.01, 0.03)} | {("bit", 0.06), ("hybrid", 0.06)}
+
+
+def test_bit_is_fine_tuned_by_its_own_rule_too_and_the_better_is_kept(made_up, tmp_path):
+    here, models = Study(tmp_path, {}, scale="paper"), {"vit": ("vit_l16_jft",), "bit": ("bit_r152x4_jft",)}
+    here.run([study.Trial("pretrained", {"model": model}, here.job(model)) for model in models], lambda: None)
+    compare, conduct = fine_tuning(models, ["imagenet2012"], seeds=(0, 1))
+    here.run(compare(here), lambda: None)
+    by_rule = [trial for trial in here.trials if trial.factors.get("recipe") == "bit_hyperrule"]
+    (flags,) = (trial.job.flags for trial in by_rule)
+    assert flags[0].endswith("bit_hyperrule.py:dataset=imagenet2012,model=BiT-R152x4")  # 480 pixels.
+    assert "--config.data.test_split=train[99%:]" in flags
+    # The rule's run is the last, whose made-up figure is the highest.
+    recipes = [(trial.factors["model"], trial.factors["recipe"]) for trial in conduct(here)]
+    assert recipes == [("vit", "finetune")] * 2 + [("bit", "bit_hyperrule")] * 2
+
+
+def test_task_with_one_rate_is_not_compared(made_up, tmp_path):
+    here = Study(tmp_path, {}, scale="paper")
+    here.run([study.Trial("pretrained", {"model": "vit"}, here.job("vit"))], lambda: None)
+    compare, conduct = fine_tuning({"vit": ("vit_l16_jft",)}, ["vtab/dtd"], seeds=(0,))
+    assert compare(here) == [] and conduct(here)[0].factors["optimizer__learning_rate"] == 0.01
+
+
+PLANNED = {
+    "figure3": ("bit_i1k.py:model=BiT-R50x1", "bit_i21k.py:model=BiT-R152x4", "bit_r152x4_jft.py"),
+    "figure4": ("--config.model.name=ViT-b/32", "bit_r152x2_jft.py", "vit_l16_jft.py"),
+    "figure5": ("bit_r200x3_jft.py --config.epochs=14.0", "r50_vit_l16_jft.py --config.epochs=7.0"),
+    "table2": ("bit_r152x4_jft.py",),
+    "table9": ("bit_r152x4_jft.py",),
+    "grid": ("vit_b16_i1k.py", "--config.loss.label_smoothing=0.1"),
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_plan_at_the_papers_scale_has_the_papers_models(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(
+        experiment, "show_plan", lambda trials: print(*(" ".join(t.job.flags) for t in trials))
+    )
+    experiment.main([name, "--plan", "--scale=paper", f"--out={tmp_path / 'out'}"])
+    text = capsys.readouterr().out
+    assert [run for run in PLANNED[name] if run not in text] == []
+
+
+def test_subsets_are_learnt_for_the_steps_of_the_whole():
+    found = prices.pretraining_jobs(experiment.load("figure4"))
+    assert len(found) == 24
+    assert [name for name in found if name.startswith("vit_b32_jft data")] == [
+        f"vit_b32_jft data.train_split=train[:{images}] steps=517822"
+        for images in (9_000_000, 30_000_000, 90_000_000, 303_000_000)
+    ]

@@ -23,7 +23,7 @@ MODELS = {
 
 def family_of(model: str) -> str:
     """The family of a model's name: `ViT`, `BiT` or `hybrid`."""
-    return next(family for family, members in MODELS.items() if model in members)
+    return "hybrid" if "+" in model else model.partition("-")[0]
 
 
 def config(

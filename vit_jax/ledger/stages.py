@@ -8,16 +8,19 @@ import itertools
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from vit_jax.command import read_config
-from vit_jax.ledger.study import Experiment, Study, Trial
+from ml_collections import ConfigDict
+
+from vit_jax.ledger.study import Experiment, Study, Trial, config_of
 from vit_jax.ledger.tables import short
-from vit_jax.recipes import finetune
+from vit_jax.recipes import bit_hyperrule, finetune
+from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
 from vit_jax.runs.warm_start import has_resnet
-from vit_jax.shipped import CONFIGS
 
+HYPERRULE_RATE = bit_hyperrule("imagenet2012").optimizer.learning_rate  # Of all data sets.
 Stage = Callable[[Study], list[Trial]]
 # Makes a run's config and the values that it changes, of a study and the run's factors; None: there is none.
 Make = Callable[..., tuple[str, Mapping[str, Any]] | None]
@@ -49,6 +52,8 @@ def at_best(
 ) -> tuple[Stage, Stage]:
     """Two stages: all choices, compared on held-out images; then each combination at its best, over seeds.
 
+    A combination that has one choice is not compared.
+
     Args:
       name, factors, make: as of `grid`; `make` is given the choices too.
       choices: values of the config by their keys, such as `optimizer__learning_rate`, or other factors.
@@ -58,16 +63,23 @@ def at_best(
     """
     comparison = f"{name}-choices"
 
+    def compared(study: Study, cell: dict[str, Any]) -> list[Trial]:
+        chosen = combinations(dict(choices) | {"seed": seeds[:1]})
+        found = [trial_of(study, comparison, cell | choice, make, held_out) for choice in chosen]
+        return [trial for trial in found if trial]
+
     def compare(study: Study) -> list[Trial]:
-        compared = list({slug(cell): cell for cell in map(alike, combinations(factors))}.values())
-        chosen = list(combinations(dict(choices) | {"seed": seeds[:1]}))
-        cells = [cell | choice for cell in compared for choice in chosen]
-        return [trial for cell in cells if (trial := trial_of(study, comparison, cell, make, held_out))]
+        cells = {slug(cell): cell for cell in map(alike, combinations(factors))}.values()
+        groups = [compared(study, cell) for cell in cells]
+        return [trial for group in groups if len(group) > 1 for trial in group]
 
     def conduct(study: Study) -> list[Trial]:
         trials = []
         for cell in combinations(factors):
-            if chosen := best(study.points(comparison, "accuracy", **alike(cell)), choices):
+            only, points = compared(study, alike(cell)), study.points(comparison, "accuracy", **alike(cell))
+            if len(only) == 1:
+                points = [{**only[0].factors, "accuracy": [1.0]}]
+            if chosen := best(points, choices):
                 for seed in seeds:
                     trial = trial_of(study, name, cell | chosen | {"seed": seed}, make)
                     trials += [trial] if trial else []
@@ -124,7 +136,7 @@ def transfer(
 
     Args:
       models: by the columns of the table as `Table.by_model` names them: a config and values that it changes.
-      data_sets: names in `TRANSFER`, by the table's rows.
+      data_sets: as of `fine_tuning`, by the table's rows.
       table: of `vit_jax.published`.
       high_resolution: as of `fine_tuning`.
     """
@@ -161,30 +173,39 @@ def fine_tuning(
 ) -> list[Stage]:
     """Stages of fine-tuning from the runs of `pretraining`, as table 4: rates on held-out images first.
 
-    The rates and the held-out images are those of `python -m vit_jax.sweep`; some are for ResNets alone.
+    The rates and the held-out images are those of `python -m vit_jax.sweep`; some are for ResNets alone. BiTs
+    are fine-tuned by BiT-HyperRule too: the paper reports the better of the two. Here held-out images say
+    which that is.
 
     Args:
       models: as of `pretraining`.
+      data_sets: names in `TRANSFER`, or `vtab/NAME` of one of VTAB-1k's tasks.
       high_resolution: pixels of ImageNet's images by model, where they are not 384; with them the parameters
         are averaged (table 2).
     """
     stages = []
     for data_set in data_sets:
-        recipe = finetune(data_set)
+        sweep = finetune(data_set).sweep
 
-        def make(study, model, optimizer__learning_rate, seed, data_set=data_set, recipe=recipe):
+        def make(study, model, recipe, optimizer__learning_rate, seed, data_set=data_set, sweep=sweep):
             checkpoint = study.workdir("pretrained", model=model)
-            if optimizer__learning_rate not in recipe.sweep.rates and not is_resnet(models[model][0]):
+            name = named_config(models[model][0]).model.name
+            rates = (*sweep.rates, *(sweep.resnet_rates if is_resnet(models[model][0]) else ()))
+            if recipe == "bit_hyperrule":
+                rates = (HYPERRULE_RATE,) if name.startswith("BiT") else ()
+            if not checkpoint or optimizer__learning_rate not in rates:
                 return None
             values = dict(finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate)
+            if recipe == "bit_hyperrule":  # Whose size of image is the model's.
+                return f"bit_hyperrule:dataset={data_set},model={name}", values
             size = high_resolution.get(model, 0) if data_set == "imagenet2012" else 0
             values |= {"optimizer__average": 0.9999} if size else {}
-            config = f"finetune:dataset={data_set}" + (f",size={size}" if size else "")
-            return checkpoint and (config, values)
+            return f"finetune:dataset={data_set}" + (f",size={size}" if size else ""), values
 
-        train_split, dev_split = held_out_splits(recipe)
+        train_split, dev_split = held_out_splits(finetune(data_set))
         held_out = dict(data__train_split=train_split, data__test_split=dev_split)
-        choices = {"optimizer__learning_rate": (*recipe.sweep.rates, *recipe.sweep.resnet_rates)}
+        rates = dict.fromkeys((*sweep.rates, *sweep.resnet_rates, HYPERRULE_RATE))
+        choices = {"recipe": ("finetune", "bit_hyperrule"), "optimizer__learning_rate": tuple(rates)}
         stages += at_best(data_set, {"model": tuple(models)}, make, choices, held_out, seeds)
     return stages
 
@@ -192,31 +213,16 @@ def fine_tuning(
 @functools.cache
 def is_resnet(config: str) -> bool:
     """True for a config in configs/ whose model is a BiT or a hybrid."""
-    return has_resnet(read_config(str(CONFIGS / f"{config}.py")))
+    return has_resnet(named_config(config))
 
 
-def vtab(models: Mapping[str, tuple], tasks: Mapping[str, str]) -> Experiment:
-    """Pre-training, and fine-tuning on VTAB-1k's tasks by the one rate that all of them have (table 9).
-
-    Args:
-      models: as of `transfer`.
-      tasks: names of `configs/finetune.py:dataset=vtab/NAME`, by the table's rows.
-    """
-
-    def make(study, model, task, seed):
-        checkpoint = study.workdir("pretrained", model=model)
-        return checkpoint and (f"finetune:dataset=vtab/{task}", {"finetune__checkpoint": checkpoint})
-
-    factors = {"model": tuple(models), "task": tuple(tasks.values())}
-    return Experiment(
-        claim="",
-        stages=(pretraining(models), grid("finetuned", factors, make, (0, 1, 2))),
-        read=lambda study: {row: by_model(study, "finetuned", task=task) for row, task in tasks.items()},
-        published="table9",
-    )
+@functools.cache
+def named_config(config: str) -> ConfigDict:
+    """The config of a name in configs/, perhaps with its argument: `bit_i1k:model=BiT-R50x1`."""
+    return config_of(job_of(Path(), config, {}))
 
 
-def by_model(study: Study, stage: str, **factors: Any) -> dict[str, float]:
-    """Mean accuracy, in per cent, of a stage's finished runs with these factors, by the factor `model`."""
-    points = study.points(stage, "accuracy", **factors)
-    return {point["model"]: 100 * statistics.mean(point["accuracy"]) for point in points}
+def by_model(study: Study, stage: str, figure: str = "accuracy") -> dict[str, float]:
+    """The mean of a figure, in per cent, of a stage's finished runs, by the factor `model`."""
+    points = study.points(stage, figure)
+    return {point["model"]: 100 * statistics.mean(point[figure]) for point in points}

@@ -114,9 +114,11 @@ def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -
     """A line for each column of a published table that we have figures of: the paper's, and ours.
 
     Args:
-      figures: ours, by the table's rows and its columns as `Table.by_model` names them.
+      figures: ours, by the table's rows and its columns as `Table.by_model` names them; other columns, which
+        are not printed, have ours alone.
     """
-    printed = table.by_model()
+    printed = table.by_model(baselines=True)
+    printed |= {column: {} for each in figures.values() for column in each if column not in printed}
     header = [""] + [f"{row}, {whose}" for row in figures for whose in ("paper", "ours")]
     lines = []
     for column in printed:

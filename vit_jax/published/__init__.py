@@ -40,12 +40,16 @@ class Table(NamedTuple):
             raise UserError(f"{self.source} has {len(places)} columns with {column}")
         return self.rows[row][places[0]]
 
-    def by_model(self) -> dict[str, dict[str, float]]:
+    def by_model(self, baselines: bool = False) -> dict[str, dict[str, float]]:
         """The figures of the paper's own models, by "model, pre-training set" and what else tells the columns
-        apart, such as "7 epochs", and by row."""
+        apart, such as "7 epochs", and by row.
+
+        Args:
+          baselines: those of other papers' models too.
+        """
         figures = {}
         for place, head in enumerate(self.columns):
-            if not head.get("baseline"):
+            if baselines or not head.get("baseline"):
                 name = ", ".join(
                     f"{value} epochs" if key == "epochs" else value
                     for key, value in head.items()
