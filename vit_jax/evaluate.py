@@ -7,7 +7,8 @@ Suites, one or several with commas, or all:
   vtab      fine-tuning on the 19 tasks of VTAB-1k as configs/finetune.py does (--value changes it)
   fewshot   least squares on the frozen network's features, 1 to 25 images of each class
   knn       votes of the nearest of all training images, by the same features
-  probe     a linear probe on the same features of all training images
+  probe     a linear probe on the same features of all training images, by L-BFGS
+  sgd_probe a linear probe by SGD over rates and choices of class tokens and patches, as DINOv2's
 
 It writes results.json, results.md (with the paper's figures beside ours) and results.png. The same command
 again goes on where it was; a data set that is missing is a row that says how to get it.

@@ -17,6 +17,7 @@ from vit_jax.evaluation.fewshot import FewShotTask
 from vit_jax.evaluation.knn import knn_accuracies
 from vit_jax.evaluation.least_squares import fit
 from vit_jax.evaluation.probe import linear_probe
+from vit_jax.evaluation.sgd_probe import SgdProbe
 from vit_jax.models import create_model
 from vit_jax.parallel.mesh import make_mesh
 
@@ -34,11 +35,14 @@ def evaluate(shape: list[int]) -> dict:
     shots = FewShotTask("digits", TRAIN, TEST, (2, 20), (0,)).accuracies(extractor, params)
     train, test = extractor(params, TRAIN), extractor(params, TEST)
     (classifier,) = fit(FEATURES, train.labels[:, 0], 10, [1.0], mesh)
+    columns = {"all": slice(0, None), "some": slice(0, 60)}
+    sgd = SgdProbe(columns, mesh, rates=(0.05,), batch_size=30, steps=40)
     return {
         "accuracies": [
             *(one.mean for one in shots),
             *knn_accuracies(train, test, 10, mesh, (10, 20)).values(),
             linear_probe(train, test, 10, mesh, penalties=(0.1,)).accuracy,
+            *(fitted.accuracy for fitted in sgd(train, test, 10).values()),
         ],
         "features": train.values.tolist(),
         "coefficients": classifier.coefficients.tolist(),

@@ -235,7 +235,7 @@ def run(tmp_path_factory):
     """A run that was stopped in its first few-shot evaluation, and started again; other suites end it."""
     probed = config(every=2)
     probed.knn.update(dict(every=4, sets=("digits:",), neighbours=(20, 1)))
-    probed.evaluate.update(dict(suites=("probe",), options=("set=digits:",)))
+    probed.evaluate.update(dict(suites=("probe", "sgd_probe"), options=("set=digits:", "probe_steps=30")))
     workdir = tmp_path_factory.mktemp("runs") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vit_jax.evaluation.in_training.TrainingSuites.__call__", lambda *_: None)
@@ -266,7 +266,15 @@ def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
     assert [row["step"] for row in probed] == [4]
     linear = probed[0]["probe/digits/linear probe"]
     assert 0.2 < linear < 1
-    assert f"step 4 | probe digits | linear probe: {linear:.2%}" in (run / "log.txt").read_text()
+    log = (run / "log.txt").read_text()
+    assert f"step 4 | probe digits | linear probe: {linear:.2%}" in log
+    # Of one layer there are not four class tokens; what is not there is no figure.
+    by_sgd = {key: value for key, value in probed[0].items() if key.startswith("sgd_probe/")}
+    choices = ("best features", "class token", "class token and patches")
+    assert [*by_sgd] == [f"sgd_probe/digits/{choice}" for choice in choices]
+    assert 0.2 < max(by_sgd.values()) < 1
+    shown = " | ".join(f"{choice}: {by_sgd[f'sgd_probe/digits/{choice}']:.2%}" for choice in choices)
+    assert f"step 4 | linear probe by SGD on digits | {shown}" in log
 
 
 @pytest.mark.slow

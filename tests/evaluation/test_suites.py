@@ -137,12 +137,13 @@ def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(comman
     ("arguments", "message"),
     [
         (["--suite=vtap"], "unknown suite 'vtap'; did you mean 'vtab'"),
-        (["--suite=every"], "there are: all, fewshot, imagenet, knn, probe, vtab"),
+        (["--suite=every"], "there are: all, fewshot, imagenet, knn, probe, sgd_probe, vtab"),
         (
             ["--suite=fewshot", "--set=tfds:dtd", "--set=folder:/a/dtd"],
             "names, which must differ: dtd, dtd",
         ),
         (["--suite=fewshot", "--shots=1,0"], "--shots=1,0: give whole numbers, 1 or above"),
+        (["--suite=sgd_probe", "--probe_steps=0"], "--probe_steps=0: give a whole number, 1 or above"),
         (["--suite=fewshot", "--seeds=a"], "--seeds=a: give whole numbers, 0 or above"),
         (
             ["--suite=vtab", "--value=batchsize=1"],

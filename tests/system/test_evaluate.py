@@ -46,6 +46,7 @@ def evaluated(run, finished, tmp_path_factory) -> Evaluated:
         "--shots=1,5,500",
         "--seeds=0,1",
         "--neighbours=20,100",
+        "--probe_steps=30",
         "--value=steps=2",
         "--value=batch_size=32",
         "--value=optimizer.warmup_steps=1",
@@ -115,7 +116,11 @@ def test_shots_that_a_class_has_not_are_rows_and_the_others_are_figures(evaluate
 
 
 def test_neighbours_and_probe_have_figures_of_what_is_there(evaluated):
-    for suite, kind in (("knn", "20-NN"), ("probe", "linear probe")):
+    for suite, kind in (
+        ("knn", "20-NN"),
+        ("probe", "linear probe"),
+        ("sgd_probe", "SGD on class token and patches"),
+    ):
         assert evaluated.rows[suite, f"digits, {kind}"]["accuracy"] > 0.2
         assert evaluated.rows[suite, f"eurosat, {kind}"]["images"] == 30
     assert evaluated.rows["knn", "digits, 100-NN"]["accuracy"] > 0.2

@@ -15,10 +15,21 @@ from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
+from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
+
+LAYERS = 4  # Of which the class tokens are features together.
+# What a linear probe may read of a model with a class token, the narrowest first.
+CHOICES = (
+    "class token",
+    "class token and patches",
+    f"{LAYERS} class tokens",
+    f"{LAYERS} class tokens and patches",
+)
+POOLED = "pooled features"  # And of another.
 
 
 class Features(NamedTuple):
@@ -107,6 +118,38 @@ class Extractor:
 def representation(model: nnx.Module, images: jax.Array) -> jax.Array:
     """The representation that enters the head, float32 `[batch, features]`."""
     return model.features(images).astype(jnp.float32)
+
+
+def class_tokens_and_patches(model: TokenModel, images: jax.Array) -> jax.Array:
+    """The class token behind each of the last layers, the last one last, and the mean of the last's patches.
+
+    All are normalised by the model's final norm, if it has one: float32 `[batch, (layers + 1) * dim]`, of
+    `LAYERS` layers, or of one where the model has fewer than those.
+    """
+    with model.capturing(("tokens",)) as found:
+        model.encode(model.assemble(model.patches(images)))
+    norm = model.norm or (lambda x: x)
+    *before, last = found["tokens"][-LAYERS if model.depth >= LAYERS else -1 :]
+    last = norm(last)
+    tokens = [norm(x[:, :1])[:, 0] for x in before]
+    parts = [*tokens, last[:, 0], last[:, model.patch_tokens].astype(jnp.float32).mean(axis=1)]
+    return jnp.concatenate([part.astype(jnp.float32) for part in parts], axis=-1)
+
+
+def choices_of(model: ImageModel) -> tuple[Callable[[Any, jax.Array], jax.Array], dict[str, slice]]:
+    """The function that computes all features a linear probe may choose of, and each choice's columns.
+
+    They are DINOv2's of a model with a class token: that of the last layer or those of the last four, each
+    with the mean of the patches and without. Of other models they are the pooled features alone.
+    """
+    if not isinstance(model, TokenModel) or "cls" not in model.prefix_tokens:
+        return representation, {POOLED: slice(0, None)}
+    layers = LAYERS if model.depth >= LAYERS else 1
+    first, last, end = (model.dim * count for count in (layers - 1, layers, layers + 1))
+    chosen = {CHOICES[0]: slice(first, last), CHOICES[1]: slice(first, end)}
+    if layers == LAYERS:
+        chosen |= {CHOICES[2]: slice(0, last), CHOICES[3]: slice(0, end)}
+    return class_tokens_and_patches, chosen
 
 
 def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:

@@ -129,7 +129,8 @@ class TrainingSuites:
                 rows = measurement.measure(self._subject, data)
             except Stopped:
                 return None
-            figures |= {f"{suite.name}/{suite.short(row.name)}": row.accuracy for row in rows}
+            there = [row for row in rows if row.accuracy is not None]
+            figures |= {f"{suite.name}/{suite.short(row.name)}": row.accuracy for row in there}
         return figures
 
 

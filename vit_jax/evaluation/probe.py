@@ -49,12 +49,8 @@ def linear_probe(
     Raises:
       UserError: fewer than ten training images; one that has not one label.
     """
-    images = len(train.values)
-    if images < 10:
-        raise UserError(f"a linear probe needs ten training images to hold one out; there are {images}")
     labels = single_labels(train.labels, "the training images")
-    order = np.random.default_rng(seed).permutation(images)
-    held, kept = np.split(order, [images // 10])
+    held, kept = hold_out(len(labels), seed)
     part, part_labels = train.values[kept], labels[kept]
     rest = Features(train.values[held], train.labels[held], held)
     weights, held_out = np.zeros((train.values.shape[1] + 1, num_classes)), {}
@@ -65,6 +61,18 @@ def linear_probe(
     best = max(held_out, key=held_out.get)  # The largest of equals.
     weights = fit(train.values, labels, found[best], best, mesh, iterations)
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
+
+
+def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of a tenth of so many images, drawn by the seed, and those of the others.
+
+    Raises:
+      UserError: there are fewer than ten.
+    """
+    if images < 10:
+        raise UserError(f"a linear probe needs ten training images to hold one out; there are {images}")
+    held, kept = np.split(np.random.default_rng(seed).permutation(images), [images // 10])
+    return held, kept
 
 
 def fit(
@@ -104,18 +112,28 @@ def _statistics(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean.astype(np.float32), (deviation + GUARD).astype(np.float32)
 
 
-def _scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
+def scores(weights: jax.Array, rows: jax.Array) -> jax.Array:
+    """Scores `[images, classes]` of features, by weights with the biases in their last row."""
     return jnp.matmul(rows, weights[:-1], precision="highest") + weights[-1]
+
+
+def cross_entropy(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean cross-entropy of images, `[images]` of which those labelled -1 are not there."""
+    there = labels >= 0
+    likely = jax.nn.log_softmax(scores(weights, rows))
+    own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
+    return -jnp.where(there, own, 0).sum() / there.sum()
+
+
+def count_right(weights: jax.Array, rows: jax.Array, labels: jax.Array) -> jax.Array:
+    """The number of images whose likeliest class is one of their labels, int32 `[images, max_labels]`."""
+    return (scores(weights, rows).argmax(axis=1)[:, None] == labels).any(axis=1).sum()
 
 
 @functools.cache
 def _gradient_of(mesh: Mesh):
     def loss(weights, rows, labels, penalty):
-        there = labels >= 0
-        likely = jax.nn.log_softmax(_scores(weights, rows))
-        own = jnp.take_along_axis(likely, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
-        mean = -jnp.where(there, own, 0).sum() / there.sum()
-        return mean + penalty / 2 * jnp.square(weights[:-1]).sum()
+        return cross_entropy(weights, rows, labels) + penalty / 2 * jnp.square(weights[:-1]).sum()
 
     rows, copied = split_batch(mesh), replicated(mesh)
     return jax.jit(jax.value_and_grad(loss), in_shardings=(copied, rows, rows, copied), out_shardings=copied)
@@ -123,8 +141,5 @@ def _gradient_of(mesh: Mesh):
 
 @functools.cache
 def _count_right(mesh: Mesh):
-    def count(weights, rows, labels):
-        return (_scores(weights, rows).argmax(axis=1)[:, None] == labels).any(axis=1).sum()
-
     rows, copied = split_batch(mesh), replicated(mesh)
-    return jax.jit(count, in_shardings=(copied, rows, rows), out_shardings=copied)
+    return jax.jit(count_right, in_shardings=(copied, rows, rows), out_shardings=copied)

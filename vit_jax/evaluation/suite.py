@@ -20,6 +20,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Extractor, Features, representation
+from vit_jax.models.image_model import ImageModel
 
 Compute = Callable[[nnx.Module, jax.Array], jax.Array]
 Options = Mapping[str, Any]  # A suite's options by name, each with a value.
@@ -111,10 +112,10 @@ class Subject:
     def _loaded(self) -> tuple[nnx.GraphDef, dict, dict]:
         return self._load()
 
-    @functools.cached_property
-    def num_classes(self) -> int:
-        """Width of the head."""
-        return nnx.merge(self._loaded[0], self.params).num_classes
+    @property
+    def model(self) -> ImageModel:
+        """The model with the parameters that are evaluated."""
+        return nnx.merge(self._loaded[0], self.params)
 
     @property
     def params(self) -> dict:

@@ -42,7 +42,7 @@ def parse_sets(texts: Sequence[str]) -> list[DataSet]:
 
 SETS = SuiteOption(
     (),
-    "Of fewshot, knn and probe: tfds:cifar100, folder:/data/pets, digits:; by default big_vision's nine.",
+    "Of fewshot, knn and probes: tfds:cifar100, folder:/data/pets, digits:; by default big_vision's nine.",
     parse_sets,
     repeated=True,
 )

@@ -95,7 +95,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         """Sees first whether the model predicts ImageNet's classes."""
 
         def opened(names: Sequence[str]) -> Source:
-            sets.check_head(subject.num_classes, subject.name)
+            sets.check_head(subject.model.num_classes, subject.name)
             return open_set(names)
 
         return opened

@@ -1,6 +1,13 @@
 """The registry of evaluation suites, one line each."""
 
-from vit_jax.evaluation import suite_fewshot, suite_imagenet, suite_knn, suite_probe, suite_vtab
+from vit_jax.evaluation import (
+    suite_fewshot,
+    suite_imagenet,
+    suite_knn,
+    suite_probe,
+    suite_sgd_probe,
+    suite_vtab,
+)
 
 MODULES = (
     suite_imagenet,
@@ -8,5 +15,6 @@ MODULES = (
     suite_fewshot,
     suite_knn,
     suite_probe,
+    suite_sgd_probe,
 )
 SUITES = {module.SUITE.name: module.SUITE for module in MODULES}

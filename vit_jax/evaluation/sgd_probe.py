@@ -1,0 +1,212 @@
+"""DINOv2's linear probe: by SGD on frozen features, a classifier for each rate and choice of features.
+
+All are trained in one step on the same batches (Caron et al., 2021; Oquab et al., 2023, appendix B.3).
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import Features, single_labels
+from vit_jax.evaluation.probe import count_right, cross_entropy, hold_out
+from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
+from vit_jax.progress import Progress
+
+RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
+BATCH_SIZE, STEPS = 1024, 12_500
+MOMENTUM = 0.9
+AHEAD = 16  # Steps whose batches may wait on the devices.
+
+Weights = dict[str, jax.Array]  # By choice, float32 [rates, features + 1, classes]: biases in the last row.
+
+
+class Fitted(NamedTuple):
+    """The classifier of one choice of features, with the best rate."""
+
+    accuracy: float  # On the test images.
+    rate: float  # For 256 images.
+    held_out: dict[float, float]  # By rate, the accuracy on the training images that chose it.
+
+
+class SgdProbe:
+    """Linear classifiers by SGD with momentum, without weight decay, whose rate falls as a cosine to 0.
+
+    Args:
+      choices: by name, the columns of the features that a classifier reads.
+      rates: learning rates for 256 images; they grow with the batch.
+      batch_size: images in a step; all, where there are fewer.
+      seed: of the held-out tenth, the initial weights and the batches.
+      go_on: is asked now and then; a fit that is told not to returns None.
+      say: is told how far it is, where that takes long.
+    """
+
+    def __init__(
+        self,
+        choices: Mapping[str, slice],
+        mesh: Mesh,
+        *,
+        rates: Sequence[float] = RATES,
+        batch_size: int = BATCH_SIZE,
+        steps: int = STEPS,
+        seed: int = 0,
+        go_on: Callable[[], bool] = lambda: True,
+        say: Callable[[str], None] = print,
+    ):
+        self.choices, self.mesh, self.rates = dict(choices), mesh, sorted(rates)
+        self.batch_size, self.steps, self.seed = batch_size, steps, seed
+        self._go_on, self._say = go_on, say
+        columns = tuple((name, part.start, part.stop) for name, part in self.choices.items())
+        self._step, self._count = _make_step(mesh, columns), _make_count(mesh, columns)
+
+    def __call__(self, train: Features, test: Features, num_classes: int) -> dict[str, Fitted] | None:
+        """Test accuracies of all choices, each with the rate that is best on held-out training images.
+
+        With each choice's rate found, all training images are fitted. Of equally good rates the lowest is
+        taken. The test images are looked at once.
+
+        Raises:
+          UserError: fewer than ten training images, or than two classes; a training image has not one label;
+            no class of the held-out images is one of the others'.
+        """
+        labels = single_labels(train.labels, "the training images")
+        if num_classes < 2:
+            raise UserError(f"a linear probe needs two classes; there are {num_classes}")
+        held, kept = hold_out(len(labels), self.seed)
+        if not np.isin(labels[held], labels[kept]).any():
+            raise UserError(
+                f"no class of the {len(held)} training images held out is one of the other {len(kept)}'s: "
+                "a linear probe needs several training images a class"
+            )
+        grid = dict.fromkeys(self.choices, self.rates)
+        tried = self.fit(train.values, labels, num_classes, grid, kept)
+        if tried is None:
+            return None
+        held_out = {
+            name: dict(zip(self.rates, shares, strict=True))
+            for name, shares in self.accuracies(tried, train, held).items()
+        }
+        best = {name: max(by_rate, key=by_rate.__getitem__) for name, by_rate in held_out.items()}
+        found = self.fit(train.values, labels, num_classes, {name: [rate] for name, rate in best.items()})
+        if found is None:
+            return None
+        tested = self.accuracies(found, test)
+        return {name: Fitted(tested[name][0], best[name], held_out[name]) for name in self.choices}
+
+    def fit(
+        self,
+        values: np.ndarray,
+        labels: np.ndarray,
+        num_classes: int,
+        rates: Mapping[str, Sequence[float]],
+        rows: np.ndarray | None = None,
+    ) -> Weights | None:
+        """Classifiers of each choice by its rates, which all start from the same weights.
+
+        Args:
+          values: float32 `[images, features]`.
+          labels: int `[images]`.
+          rates: by choice, for 256 images.
+          rows: the numbers of the images that are fitted; all by default.
+        """
+        rows = np.arange(len(values)) if rows is None else rows
+        size = min(self.batch_size, len(rows))
+        scaled = {
+            name: everywhere(np.float32(each) * np.float32(size / 256), self.mesh)
+            for name, each in rates.items()
+        }
+        weights = {
+            name: everywhere(np.repeat(start[None], len(rates[name]), axis=0), self.mesh)
+            for name, start in self.starts(values.shape[1], num_classes).items()
+        }
+        momenta = jax.tree.map(jnp.zeros_like, weights)
+        progress = Progress("linear probe", self.steps, "steps", self._say)
+        for step, batch in enumerate(batches(rows, size, self.steps, self.seed)):
+            if step % AHEAD == 0:
+                if not self._go_on():
+                    return None
+                jax.block_until_ready(weights)
+                progress(step)
+            share = np.float32((1 + np.cos(np.pi * step / self.steps)) / 2)
+            placed = self._placed(values[batch], labels[batch], size)
+            weights, momenta = self._step(weights, momenta, *placed, scaled, share)
+        return weights
+
+    def starts(self, features: int, num_classes: int) -> dict[str, np.ndarray]:
+        """Initial weights by choice, float32 `[features + 1, classes]`: of deviation 0.01, the biases 0."""
+        rng, starts = np.random.default_rng((self.seed, 1)), {}
+        for name, columns in self.choices.items():
+            width = len(range(features)[columns])
+            drawn = rng.normal(scale=0.01, size=(width, num_classes))
+            starts[name] = np.concatenate([drawn, np.zeros((1, num_classes))]).astype(np.float32)
+        return starts
+
+    def accuracies(
+        self, weights: Weights, of: Features, rows: np.ndarray | None = None
+    ) -> dict[str, list[float]]:
+        """Shares of images of which the likeliest class is a label's, by choice one for each rate.
+
+        Args:
+          rows: the numbers of the images; all by default.
+        """
+        rows = np.arange(len(of.values)) if rows is None else rows
+        right = {name: 0 for name in weights}
+        size = min(self.batch_size, len(rows))
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            counts = self._count(weights, *self._placed(of.values[part], of.labels[part], size))
+            right = {name: right[name] + np.asarray(counts[name]) for name in right}
+        return {name: (counts / len(rows)).tolist() for name, counts in right.items()}
+
+    def _placed(self, values: np.ndarray, labels: np.ndarray, size: int) -> tuple[jax.Array, jax.Array]:
+        rows = whole_batch(self.mesh, size)
+        return over_devices(values, self.mesh, rows), over_devices(labels, self.mesh, rows, fill=-1)
+
+
+def batches(rows: np.ndarray, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields the rows of each step's batch, int `[size]`: of seeded permutations, each of whole batches."""
+    rng, order = np.random.default_rng((seed, 2)), []
+    for _ in range(steps):
+        if len(order) < size:
+            order = rng.permutation(rows)
+        batch, order = np.split(order, [size])
+        yield batch
+
+
+@functools.cache
+def _make_step(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
+    """Compiles a step of SGD for all classifiers, which have no part in each other's loss."""
+
+    def loss(weights, values, labels):
+        return sum(
+            jax.vmap(cross_entropy, (0, None, None))(weights[name], values[:, start:stop], labels).sum()
+            for name, start, stop in columns
+        )
+
+    def step(weights, momenta, values, labels, rates, share):
+        gradients = jax.grad(loss)(weights, values, labels)
+        momenta = jax.tree.map(lambda momentum, new: MOMENTUM * momentum + new, momenta, gradients)
+        return {
+            name: weights[name] - share * rates[name][:, None, None] * momenta[name] for name in weights
+        }, momenta
+
+    rows, copied = split_batch(mesh), replicated(mesh)
+    placed = (copied, copied, rows, rows, copied, copied)
+    return jax.jit(step, in_shardings=placed, out_shardings=copied, donate_argnums=(0, 1))
+
+
+@functools.cache
+def _make_count(mesh: Mesh, columns: tuple[tuple[str, int, int | None], ...]):
+    def count(weights, values, labels):
+        return {
+            name: jax.vmap(count_right, (0, None, None))(weights[name], values[:, start:stop], labels)
+            for name, start, stop in columns
+        }
+
+    rows, copied = split_batch(mesh), replicated(mesh)
+    return jax.jit(count, in_shardings=(copied, rows, rows), out_shardings=copied)

@@ -1,0 +1,114 @@
+"""The suite `sgd_probe`: DINOv2's linear probe, by SGD over a grid of rates and choices of features."""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from vit_jax.data.sources import DataSet
+from vit_jax.data.sources.base import Source
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import CHOICES, LAYERS, POOLED, choices_of
+from vit_jax.evaluation.fewshot import fingerprints, open_data_set, read_single_labels
+from vit_jax.evaluation.sgd_probe import STEPS, Fitted, SgdProbe
+from vit_jax.evaluation.suite import (
+    DATA_DIR,
+    Measurement,
+    Options,
+    Row,
+    Stopped,
+    Subject,
+    Suite,
+    SuiteOption,
+)
+from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, split_note
+
+BEST = "best features"
+
+
+class Opened(NamedTuple):
+    """The images of a data set, and the choices of features that are asked for."""
+
+    train: Source
+    test: Source
+    wanted: list[str]
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """One look at each data set, for all choices of features."""
+
+    def open_both(described: DataSet, names: Sequence[str]) -> Opened:
+        train, test = open_data_set(described, options["image_size"] or 224, say=subject.say)
+        read_single_labels(described.name, train, subject.say)
+        return Opened(train, test, [name.rsplit(", SGD on ", 1)[1] for name in names])
+
+    def measure(described: DataSet, subject: Subject, opened: Opened) -> list[Row]:
+        compute, choices = choices_of(subject.model)
+        wanted = [choice for choice in opened.wanted if choice in (BEST, *choices)]
+        why = "the model has no class token" if POOLED in choices else f"it has fewer than {LAYERS} layers"
+        lacking = [choice for choice in opened.wanted if choice not in wanted]
+        notes = [Row(SUITE.name, name_of(described, choice), note=why) for choice in lacking]
+        if not wanted:
+            return notes
+        train, test = (subject.see(source, compute) for source in (opened.train, opened.test))
+        probe = SgdProbe(
+            choices, subject.mesh, steps=options["probe_steps"], go_on=subject.go_on, say=subject.say
+        )
+        found = probe(train, test, len(opened.train.class_names))
+        if found is None:
+            raise Stopped
+        images, split = len(test.values), split_note(described)
+        return [row(described, choice, found, images, split) for choice in wanted] + notes
+
+    return [
+        Measurement(
+            tuple(name_of(described, choice) for choice in (BEST, *CHOICES)),
+            functools.partial(open_both, described),
+            functools.partial(measure, described),
+            lambda opened: fingerprints(opened.train, opened.test),
+        )
+        for described in chosen_sets(subject, options)
+    ]
+
+
+def row(described: DataSet, choice: str, found: Mapping[str, Fitted], images: int, split: str) -> Row:
+    """The row of a choice, or of the one that is best on the held-out training images."""
+
+    def on_held_out(name: str) -> float:
+        return max(found[name].held_out.values())
+
+    own = max(found, key=on_held_out) if choice == BEST else choice
+    which = f"{own}, " if choice == BEST else ""
+    note = f"{which}rate {found[own].rate:g}, {on_held_out(own):.2%} of a held-out tenth{split}"
+    return Row(SUITE.name, name_of(described, choice), found[own].accuracy, None, images, note)
+
+
+def name_of(described: DataSet, choice: str) -> str:
+    """The name of a data set's row."""
+    return f"{described.name}, SGD on {choice}"
+
+
+def parse_steps(text: str | int) -> int:
+    """The number of steps of its text."""
+    if not re.fullmatch("[1-9][0-9]*", str(text)):
+        raise UserError("give a whole number, 1 or above")
+    return int(text)
+
+
+SUITE = Suite(
+    name="sgd_probe",
+    title="Linear probe by SGD on all training images, rates and features chosen on a tenth of them",
+    needs="data sets of --set, folders too; by default big_vision's nine of TFDS",
+    measurements=measurements,
+    options={
+        "set": SETS,
+        "probe_steps": SuiteOption(STEPS, "Steps of sgd_probe, of 1,024 images.", parse_steps),
+        "data_dir": DATA_DIR,
+    },
+    settings=lambda subject, options: {
+        "steps": options["probe_steps"],
+        "crop": str(subject.transfer_crop),
+    },
+    spoken="linear probe by SGD on",
+    short=lambda name: name.replace(", SGD on ", "/"),
+)
