@@ -55,7 +55,11 @@ def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted
                 style = "o" if len(line) == 1 else style  # A line through one point is not seen.
                 axes.plot(*zip(*line, strict=True), style, label=name or "_", markersize=4, linewidth=1.5)
         axes.set_xlabel("step")
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]) if _below_zero(lines) else 0)
+        bottom, top = axes.get_ylim()
+        if not _below_zero(lines):
+            # From 0, and still room above where all points are near each other, so that none is cut.
+            bottom, top = 0, top + 0.05 * abs(top)
+        axes.set_ylim(min(0, bottom), top)
 
     return draw(title, paint, f"{title} over the steps")
 

@@ -7,7 +7,7 @@ from vit_jax.inspection.figures import HEAT
 from vit_jax.inspection.html_page import Section, note, page
 
 STYLE = f"""<style>
-.drop {{ display: block; border: 2px dashed var(--line); border-radius: 8px; padding: 1.6rem 1rem; }}
+.drop {{ display: block; border: 2px dashed var(--muted); border-radius: 8px; padding: 1.6rem 1rem; }}
 .drop {{ text-align: center; cursor: pointer; }}
 .drop.over, .drop:hover {{ border-color: #4c8dd6; }} .drop:has(:focus-visible) {{ outline: 2px solid; }}
 .drop input {{ position: absolute; opacity: 0; pointer-events: none; }}
