@@ -60,7 +60,7 @@ def readers_may_leave():
 
 
 def _unread(descriptor: int) -> bool:
-    """Whether this is a pipe whose other end is closed."""
+    """Is true of a pipe whose other end is closed."""
     poll = select.poll()
     poll.register(descriptor, 0)  # Errors are told unasked.
     return bool(poll.poll(0))

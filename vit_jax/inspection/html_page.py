@@ -103,7 +103,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page of ours, which a newer one may replace."""
+    """Is true of a page of ours, which a newer one may replace."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
