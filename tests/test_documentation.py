@@ -12,14 +12,20 @@ import numpy as np
 import pytest
 
 import vit_jax
+from tests.pages import NEEDS, PAGES, ROOT, blocks
 from vit_jax import command, experiment
 from vit_jax.commands import COMMANDS as NAMED
 from vit_jax.config import check
 from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.training.objectives.objective import Objective
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "experiments/launch/README.md"]
+# The pages whose blocks tests run.
+RUN = {
+    *("docs/python.md", "docs/models.md", "docs/ledger.md", "docs/growing_data.md"),  # test_python_page.py
+    "docs/extending.md",  # Here.
+    "docs/install.md",  # test_wheel.py
+    *(f"docs/tutorials/{name}.md" for name in ("train", "finetune", "self_supervised")),  # test_tutorials.py
+}
 
 
 def anchors(page: Path) -> set[str]:
@@ -30,8 +36,7 @@ def anchors(page: Path) -> set[str]:
 
 def commands(page: Path) -> list[str]:
     """Commands of a page's blocks that start the package, with continued lines joined."""
-    blocks = re.findall(r"(?ms)^```(\w*)$(.*?)^```$", page.read_text())
-    wanted = (block for language, block in blocks if language in ("", "sh"))
+    wanted = (block.text for block in blocks(page) if block.language == "sh" or block.needs)
     text = re.sub(r"\\\n\s*", "", "\n".join(wanted))
     lines = re.sub(r"(?m)^vit-jax (\w+)", lambda named: as_module(named[1]), text).splitlines()
     return [line[line.index("python -m vit_jax") :] for line in lines if "python -m vit_jax" in line]
@@ -69,14 +74,27 @@ def test_pages_that_are_written_by_a_program_are_up_to_date(name):
 
 
 def test_parts_of_ones_own_are_as_the_page_says(monkeypatch):
-    blocks = re.findall(r"(?ms)^```python$(.*?)^```$", (ROOT / "docs/extending.md").read_text())
+    code = "\n".join(block.text for block in blocks(ROOT / "docs/extending.md", "python"))
     made: dict[str, Any] = {"__name__": "page"}
-    exec(compile("\n".join(blocks), "docs/extending.md", "exec"), made)
+    exec(compile(code, "docs/extending.md", "exec"), made)
     monkeypatch.setitem(SOURCES, "stripes", made["STRIPES"])
     source = open_source("stripes", "train[:10%]")
     assert len(source) == 100
     assert np.shape(source[1].image) == (32, 32, 3)
     assert issubclass(made["Brier"], Objective)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_code_is_run_or_says_what_it_needs(page):
+    for language, needs, text in blocks(page):
+        if needs:
+            assert needs in NEEDS and language in ("text", "python"), text
+        elif language in ("python", "sh"):
+            assert str(page.relative_to(ROOT)) in RUN, text
+        else:
+            assert language in ("text", "bibtex", "{eval-rst}"), text
+            starts = re.findall(r"(?m)^(python -m|vit-jax|pip|curl|git|gcloud) ", text)
+            assert language != "text" or not starts, text
 
 
 def test_pages_are_of_this_version():

@@ -1,21 +1,40 @@
-"""The code on the page of the Python interface runs as it stands there."""
+"""The Python on the pages runs as it stands there."""
 
-import re
-from pathlib import Path
+import doctest
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.pages import ROOT, blocks
+
+
+def run(page: str, **names) -> int:
+    """Runs the blocks of a page one after the other, and returns how many there are."""
+    found = blocks(ROOT / page, "python")
+    names |= {"__name__": "page"}
+    for block in found:
+        if block.text.startswith(">>>"):
+            example = doctest.DocTestParser().get_doctest(block.text, names, page, page, 0)
+            assert not doctest.DocTestRunner().run(example, clear_globs=False).failed
+        else:
+            exec(compile(block.text, page, "exec"), names)
+    return len(found)
 
 
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
-    text = (ROOT / "docs" / "python.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(blocks), "docs/python.md", "exec"), {"__name__": "page"})
+    assert run("docs/python.md") == 6
     shown = capsys.readouterr().out
     assert "cat" in shown and "preprocessing" in shown
     assert (tmp_path / "pets_exported" / "model.safetensors").is_file()
-    assert len(blocks) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "count"), [("docs/models.md", 6), ("docs/ledger.md", 1), ("docs/growing_data.md", 1)]
+)
+def test_the_code_of_other_pages_runs(page, count):
+    import vit_jax
+
+    assert run(page, vit_jax=vit_jax) == count

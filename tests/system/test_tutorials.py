@@ -1,14 +1,14 @@
 """The tutorials run as they stand, from their first block to their last."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.pages import ROOT, blocks
+
 TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
 
 
@@ -18,9 +18,9 @@ def test_every_block_of_a_tutorial_runs(page, tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
-    blocks = re.findall(r"(?ms)^```(python|sh)\n(.*?)^```$", page.read_text())
-    assert len(blocks) >= 3
-    for language, block in blocks:
+    found = blocks(page, "python", "sh")
+    assert len(found) >= 3
+    for language, _, block in found:
         command = [sys.executable, "-c", block] if language == "python" else ["bash", "-euc", block]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
