@@ -1,16 +1,22 @@
 """The package as it is installed from a wheel, outside of a checkout."""
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import venv
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from tests.system.conftest import FAST_COMPILE, ROOT
+from tests.pages import blocks
+from tests.system.conftest import FAST_COMPILE, ROOT, free_port
+from vit_jax.data.sources.digits import digits
 
 pytestmark = pytest.mark.slow
 NOT_COPIED = shutil.ignore_patterns(
@@ -38,31 +44,71 @@ def installed(tmp_path_factory):
     where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
     Path(packages, "needed.pth").write_text(sysconfig.get_path("purelib"))
+    Path(packages, "sitecustomize.py").write_text("import sys\nsys.modules['onnx'] = None\n")  # An extra's.
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel]
     subprocess.run(install, check=True, capture_output=True)
     return python.parent
 
 
 @pytest.fixture
-def start(installed, tmp_path):
+def surroundings(tmp_path):
+    """Of a process outside of the checkout, in an empty folder."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return dict(
+        cwd=tmp_path,
+        env=environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def start(installed, surroundings):
     def run(*arguments):
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        return subprocess.run(
-            [installed / arguments[0], *map(str, arguments[1:])],
-            cwd=tmp_path,
-            env=environment | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILE},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        command = [installed / arguments[0], *map(str, arguments[1:])]
+        return subprocess.run(command, timeout=300, **surroundings)
 
     return run
 
 
-def test_installed_package_trains_from_the_name_of_a_config(start, tmp_path):
-    result = start("vit-jax", "train", "--config=quickstart:smoke", "--workdir=run")
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "run" / "report.html").exists()
+def test_a_folder_of_photographs_becomes_a_served_model_by_the_pages_lines(
+    installed, start, surroundings, tmp_path
+):
+    for number, item in zip(range(24), digits("train"), strict=False):
+        folder = (
+            tmp_path / "photos" / ("test" if number < 4 else "train") / ("even", "odd")[item.labels[0] % 2]
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(item.image).save(folder / f"{number}.png")
+    (block,) = blocks(ROOT / "docs/install.md", "sh")
+    smaller = block.text.replace("\\\n", "").replace("--config=quickstart", "--config=quickstart:smoke")
+    *lines, serve, ask = smaller.splitlines()
+    port = str(free_port())
+
+    said = {}
+    for line in lines:
+        program, command, *arguments = line.split()
+        less = ["--config.batch_size=8", "--config.steps=2", "--config.optimizer.warmup_steps=1"]
+        result = start(program, command, *arguments, *(less if command == "finetune" else []))
+        assert result.returncode == 0, f"{line}\n{result.stderr}"
+        said[command] = result.stdout
+    assert list(said) == ["train", "finetune", "predict", "export", "push"]
+    assert (tmp_path / "runs/quickstart/report.html").exists()
+    assert said["predict"].count("photos/test/") == 4
+    assert (tmp_path / "photos.stablehlo").stat().st_size > 10_000
+    assert (tmp_path / "for_the_hub/model.safetensors").exists()
+
+    program, *arguments = serve.replace("8000", port).split()
+    server = subprocess.Popen([installed / program, *arguments], **surroundings)
+    try:
+        assert any(line.startswith("serving on") for line in server.stdout), server.stderr.read()
+        with urllib.request.urlopen(ask.replace("8000", port).split()[-1]) as answer:
+            assert answer.status == 200 and json.load(answer)["classes"] == 2
+    finally:
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=60)
+    assert server.returncode == 0, errors
 
 
 def test_installed_package_lists_the_experiments_with_their_records(start):

@@ -8,7 +8,6 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.interop.onnx import convert
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 MOST_BYTES = 2**31 - 2**20  # Of parameters in a file: protocol buffers and flatbuffers end at 2 GiB.
@@ -55,6 +54,8 @@ def write_onnx(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> C
         import onnxruntime
     except ImportError as error:
         raise UserError(f'{error.name} is not installed; pip install -e ".[onnx]" brings it') from error
+    from vit_jax.interop.onnx import convert
+
     written = convert(function_of(model), any_batch(images, dtype), ("images", "logits"), MOST_BYTES)
     onnx.checker.check_model(written, full_check=True)
     file.write_bytes(written.SerializeToString())
