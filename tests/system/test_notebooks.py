@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import vit_jax
 from tests.system.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -64,15 +65,29 @@ def test_the_first_cell_of_all_is_one():
     assert len({code(notebook)[0] for notebook in NOTEBOOKS}) == 1
 
 
-def test_first_cell_installs_from_a_wheel_beside_it(tmp_path):
+@pytest.mark.parametrize(
+    ("where", "installed"),
+    [
+        ("", "vit_jax-0.1.0-py3-none-any.whl"),
+        ("git+https://host/ada/vit_jax", "git+https://host/ada/vit_jax@v0.1.0"),
+        ("https://host/another.whl", "https://host/another.whl"),
+    ],
+)
+def test_first_cell_installs_its_version_from_a_wheel_beside_it_or_from_where(where, installed, tmp_path):
     """In a process that has no vit_jax, beside a checkout, whose folder of that name is no package."""
-    (tmp_path / "vit_jax-0.1.0-py3-none-any.whl").write_bytes(b"")
+    for version in ("0.0.9", "0.1.0"):
+        (tmp_path / f"vit_jax-{version}-py3-none-any.whl").write_bytes(b"")
     (tmp_path / "vit_jax").mkdir()
     script = tmp_path / "cell.py"
     caught = "subprocess.run = lambda command, check: print('runs', *command[-2:]) or exit()\n"
-    script.write_text(f"import subprocess\n{caught}{code(NOTEBOOKS[0])[0]}")
+    cell = code(NOTEBOOKS[0])[0].replace('WHERE = ""', f'WHERE = "{where}"')
+    script.write_text(f"import subprocess\n{caught}{cell}")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-S", script], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.stdout == "runs --quiet vit_jax-0.1.0-py3-none-any.whl\n", done.stderr
+    assert done.stdout == f"runs --quiet {installed}\n", done.stderr
+
+
+def test_notebooks_are_of_this_version():
+    assert f'VERSION = "{vit_jax.__version__}"' in code(NOTEBOOKS[0])[0]
