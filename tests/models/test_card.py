@@ -188,3 +188,30 @@ def test_unknown_name_is_answered_with_the_nearest(name, answer):
     with pytest.raises(UserError) as error:
         vit_jax.model_card(name)
     assert str(error.value).startswith(f"unknown model {name!r} (model.name); {answer}")
+
+
+# At 224 pixels, for 1000 classes: multiply-adds in billions, by the papers of Swin (Liu et al., 2021),
+# ConvNeXt (Liu et al., 2022) and ConvNeXt V2 (Woo et al., 2023).
+BILLIONS = {"Swin-T": 4.5, "Swin-S": 8.7, "Swin-B": 15.4, "Swin-L": 34.5}
+BILLIONS |= {
+    "ConvNeXt-T": 4.5,
+    "ConvNeXt-S": 8.7,
+    "ConvNeXt-B": 15.4,
+    "ConvNeXt-L": 34.4,
+    "ConvNeXt-XL": 60.9,
+}
+BILLIONS |= {"ConvNeXtV2-Atto": 0.55, "ConvNeXtV2-Femto": 0.78, "ConvNeXtV2-Pico": 1.37, "ConvNeXtV2-H": 115}
+# At these pixels: EVA-02 (Fang et al., 2024), Swin V2 (Liu et al., 2022), and without classes DINOv3 (Simeoni
+# et al., 2025), who count multiplications and additions.
+LARGER = {"EVA02-B/14": (448, 107), "EVA02-L/14": (448, 362), "SwinV2-B/w8": (256, 20.3)}
+LARGER |= {"DINOv3-B/16": (256, 47 / 2), "DINOv3-L/16": (256, 163 / 2), "DINOv3-7B/16": (256, 3550 / 2)}
+
+
+@pytest.mark.one_variant
+@pytest.mark.parametrize("name", [*BILLIONS, *LARGER])
+def test_multiply_adds_are_the_published(name):
+    """Within 2 %: ours of ConvNeXts are up to 1.4 % less, since taps that fall on padding are not counted."""
+    size, billions = LARGER[name] if name in LARGER else (224, BILLIONS[name])
+    classes = 0 if name.startswith("DINOv3") else 1000
+    counted = vit_jax.model_card(name, num_classes=classes, image_size=size).multiply_adds
+    assert counted / 1e9 == pytest.approx(billions, rel=2e-2)
