@@ -152,6 +152,19 @@ def test_nothing_that_is_held_is_refused_by_its_name():
         refuse_unheld(name)
 
 
+def test_weights_are_listed_by_tag_and_by_repository():
+    deits = vit_jax.list_models("*deit*", pretrained=True)
+    assert {weights.repository.split("/")[1][:4] for weights in deits} == {"deit"}
+    assert {weights.tag for weights in vit_jax.list_models("lvd1689m", pretrained=True)} == {"lvd1689m"}
+
+
+def test_a_listed_name_without_a_tag_is_told_of_pretrained():
+    with pytest.raises(
+        UserError, match=r"there is no .*ViT-B/16; .*load_model\('ViT-B/16', pretrained=TAG\)"
+    ):
+        vit_jax.load_model("ViT-B/16")
+
+
 def test_weights_are_listed_by_pattern():
     listed = vit_jax.list_models("DINOv3-*", pretrained=True)
     assert {weights.model for weights in listed} > {"DINOv3-S/16", "DINOv3-L/16"}

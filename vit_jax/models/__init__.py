@@ -136,13 +136,17 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | List
 
     Args:
       pretrained: in place of names the `Weights` that are published for them, which `load_model(name,
-        pretrained=tag)` loads.
+        pretrained=tag)` loads; the pattern may match the tag or the repository too, as `*deit*` does.
 
     Raises:
       UserError: such a name is of no model.
     """
     if pretrained:
-        return Listed(found for found in all_weights() if fnmatch.fnmatchcase(found.model, pattern))
+        return Listed(
+            found
+            for found in all_weights()
+            if any(fnmatch.fnmatchcase(text, pattern) for text in (found.model, found.tag, found.repository))
+        )
     found = Names(name for name in MODELS if fnmatch.fnmatchcase(name, pattern))
     if not found and not set("*?[") & set(pattern):
         parse_name(pattern)

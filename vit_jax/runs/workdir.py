@@ -53,6 +53,7 @@ from vit_jax.models import FAMILIES
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.sharding import path_name
 from vit_jax.published.unheld import refuse_unheld
+from vit_jax.published.weights import all_weights
 from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, is_url, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.checkpoints import load_items
@@ -497,6 +498,12 @@ def open_any(source: str | Path, image_size=None) -> Checkpoint:
         )
     if which or not path.exists():
         refuse_unheld(str(source))
+        if any(weights.model == str(source) for weights in all_weights()):
+            raise UserError(
+                f"there is no {path}; {source} is a model's name: load_model('{source}', pretrained=TAG) "
+                f"takes published weights, of which list_models('{source}', pretrained=True) has the tags; "
+                "commands take their hf://owner/name"
+            )
         raise UserError(
             f"there is no {path}{which and '@' + which}; a checkpoint of the Hub is hf://owner/name"
         )
