@@ -104,6 +104,37 @@ def test_a_model_is_loaded_for_patches_of_another_size(tmp_path):
     np.testing.assert_allclose(loaded(large), model(images), atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def of_patches(tmp_path_factory):
+    """A file of a model with patches of 16 pixels."""
+    arguments = dict(dim=32, depth=1, hidden=48, heads=2, image_size=64, num_classes=3)
+    file = tmp_path_factory.mktemp("patches") / "model.npz"
+    return write(random_model("ViT-Ti/16", **arguments), file, "google", "ViT-Ti/16", **arguments)
+
+
+@pytest.mark.parametrize("side", [8, 1])
+def test_smaller_patches_are_said_to_be_an_approximation(side, of_patches):
+    said = []
+    vit_jax.load_model(of_patches, patch_size=side, image_size=4 * side, say=said.append)
+    words = f"resized: patch_embedding/kernel 16x16 -> {side}x{side}, an approximation, as patches shrink"
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [(0, "patch_size"), (-8, "patch_size"), (7.5, "patch_size"), ("8", "patch_size"), (7, "patch size 7")],
+)
+def test_patches_that_cannot_be_are_refused(side, words, of_patches):
+    with pytest.raises(UserError, match=words):
+        vit_jax.load_model(of_patches, patch_size=side, say=str)
+
+
+def test_a_model_without_patches_names_what_it_has():
+    arguments = dict(image_size=32, num_classes=3, blocks=(1, 1, 1, 1), widths=(8, 8, 8, 8))
+    with pytest.raises(UserError, match="ConvNeXt.* has no argument 'patch_size'; .*image_size"):
+        fit(checkpoint_of("ConvNeXt-T", **arguments), dict(patch_size=8))
+
+
 def checkpoint_of(name, **arguments):
     """Ones in place of all parameters, and the shapes of these."""
     model, values = described(name, **arguments)

@@ -317,7 +317,9 @@ def fit(
     known = checkpoint.arguments
     for name in changes:
         if name not in known:
-            raise UserError(f"{model_name(checkpoint.model, known)} has no argument {name!r}")
+            raise UserError(
+                f"{model_name(checkpoint.model, known)} has no argument {name!r}; {nearest(name, known)}"
+            )
     classes = changes.get("num_classes", known["num_classes"])
     new_head = new_head or classes != known["num_classes"]
     if new_head and known.get("pre_logits"):
@@ -345,7 +347,9 @@ def fit(
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
         elif found and path == "patch_embedding/kernel" and found[2:] == shape[2:]:
             sources[path] = functools.partial(_other_patches, read, path, shape)
-            done.resized.append(f"{path} {'x'.join(map(str, found[:2]))} -> {'x'.join(map(str, shape[:2]))}")
+            line = f"{path} {'x'.join(map(str, found[:2]))} -> {'x'.join(map(str, shape[:2]))}"
+            shrinks = any(after < before for before, after in zip(found[:2], shape[:2], strict=True))
+            done.resized.append(line + (", an approximation, as patches shrink" if shrinks else ""))
         elif found and _is_by_offset(path, known) and old != new:
             sources[path] = functools.partial(_other_offsets, read, path, before, after)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
