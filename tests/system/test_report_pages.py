@@ -65,17 +65,14 @@ def test_report_of_a_workdir_is_that_of_its_run(pages, finished):
 
 
 def test_comparison_without_a_name_is_written_here_over_its_like_alone(of, finished, begun, pages, tmp_path):
-    process = of(finished, begun, cwd=tmp_path)
-    code, out, err = said(process)
-    here = tmp_path / "comparison.html"
-    assert code == 0 and out.splitlines()[-1] == str(here), err
-    assert here.read_text() == (pages / "several.html").read_text()
-    # A second time over itself, and not over a file of the user's.
-    again, theirs = of(finished, begun, cwd=tmp_path), tmp_path / "theirs"
+    here, theirs = tmp_path / "comparison.html", tmp_path / "theirs"
+    shutil.copy(pages / "one.html", here)
     theirs.mkdir()
     (theirs / here.name).write_text("<p>Two hotels</p>")
-    refused = of(finished, begun, cwd=theirs)
-    assert said(again)[0] == 0
+    written, refused = of(finished, begun, cwd=tmp_path), of(finished, begun, cwd=theirs)
+    code, out, err = said(written)
+    assert code == 0 and out.splitlines()[-1] == str(here), err
+    assert here.read_text() == (pages / "several.html").read_text()
     code, _, err = said(refused)
     assert code == 2 and f"{theirs / here.name} is no page of vit_jax; give --out=FILE" in err
     assert (theirs / here.name).read_text() == "<p>Two hotels</p>"
