@@ -2,9 +2,8 @@
 
 Device-days of the pre-training runs of each entry, by the TPU compiler's estimate of their steps on 256 chips
 of TPU v3 and v5e: days of a core of v3, of a chip of v5e. Fine-tuning comes on top. One step is compiled for
-models of a name; those of another width, depth or position embedding are taken to have its MFU. A step that
-does not fit is planned with the nearest change that does. Each compilation takes minutes; DIR keeps what was
-found, and the same command goes on. `python -m vit_jax.experiment --list` reads the record.
+models of a name; those of another width, depth or position embedding are taken to have its MFU. One that does
+not fit is planned with the nearest change that does. Each takes minutes; `--list` reads the record.
 """
 
 import jax

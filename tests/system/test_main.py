@@ -89,7 +89,9 @@ def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_de
     process.kill()
     process.communicate()
     result = run(*first)
-    assert f"continuing from {tmp_path / 'run' / 'checkpoints' / '5'}" in result.stdout, result.stderr
+    # Another checkpoint, of the last step, is there where the process was not killed at once.
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert re.search(rf"continuing from {checkpoints}/[58]\b", result.stdout), result.stderr
     np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.ledger.study import Experiment, Study, Trial, config_of
 from vit_jax.ledger.tables import short
+from vit_jax.models import parse_name
 from vit_jax.recipes import bit_hyperrule, finetune
 from vit_jax.runs.jobs import job_of
 from vit_jax.runs.rate_search import held_out_splits
@@ -191,8 +192,8 @@ def fine_tuning(
             checkpoint = study.workdir("pretrained", model=model)
             name = named_config(models[model][0]).model.name
             rates = (*sweep.rates, *(sweep.resnet_rates if is_resnet(models[model][0]) else ()))
-            if recipe == "bit_hyperrule":
-                rates = (HYPERRULE_RATE,) if name.startswith("BiT") else ()
+            if recipe == "bit_hyperrule":  # Of models that are convolutional all through.
+                rates = (HYPERRULE_RATE,) if parse_name(name)[0].any_size else ()
             if not checkpoint or optimizer__learning_rate not in rates:
                 return None
             values = dict(finetune__checkpoint=checkpoint, optimizer__learning_rate=optimizer__learning_rate)
