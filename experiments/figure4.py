@@ -38,7 +38,7 @@ def read_at_scale(study):
 
 
 def finding_of(models):
-    """What makes the finding: which of these models leads on each number of images."""
+    """A function that makes the finding: which of these models leads on each number of images."""
     return lambda figures: crossings(figures, "images", models)
 
 

@@ -29,7 +29,7 @@ def read(study):
 
 
 def finding(figures):
-    """How far the larger Transformer is ahead of the smaller, by the number of images."""
+    """The lead of the larger Transformer over the smaller, by the number of images."""
     small, large, *_ = MODELS["ViT"]
     sentences = []
     for name in FIGURES[:2]:

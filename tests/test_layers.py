@@ -37,6 +37,7 @@ ALLOWED = {
         "training",
     },
     "ledger": {
+        "models",
         "benchmarks",
         "command",
         "config",

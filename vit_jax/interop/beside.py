@@ -44,11 +44,11 @@ class ObjectiveParams(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What the parameters are, in words."""
+        """The parameters, in words."""
         return "the token of masked patches" if self.name == MASK else f"{self.name}'s own parameters"
 
     def count(self, shapes: Shapes) -> str:
-        """What the parameters are, their number, and what the objective remembers, in words."""
+        """The parameters, their number, and what the objective remembers, in words."""
         remembered = f", with {' and '.join(sorted(self.memory))}" if self.memory else ""
         return f"{self.words}, {sum(map(math.prod, shapes.values())):,}{remembered}"
 

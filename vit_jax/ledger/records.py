@@ -139,7 +139,7 @@ def with_verdict(record: Mapping[str, Any], verdict: str = "", folder: Path = RE
 
 
 def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """What a record's figures are to the claim, in words, and why."""
+    """The bearing of a record's figures on the claim, in words, and the reason."""
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
 

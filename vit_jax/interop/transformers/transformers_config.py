@@ -150,7 +150,7 @@ def below(prefix: str, rules: Sequence[Rule]) -> list[Rule]:
 
 
 def mask_format(start: Callable[[dict], str], said: dict | None, layout: Layout = SAME) -> ObjectiveFormat:
-    """Where the token that stands for masked patches is read, and written.
+    """The place where the token that stands for masked patches is read, and written.
 
     Args:
       start: of the names of a model with a classifier, by its arguments.
