@@ -45,6 +45,8 @@ trackers = ["wandb>=0.31,<1", "mlflow-skinny>=3,<4"]
 # Beside what comes with the others, these are two packages of Python alone.
 serve = ["starlette>=1,<2", "uvicorn>=0.50,<1", "prometheus_client>=0.22,<1"]
 
+# 66 MB.
+curate = ["faiss-cpu>=1.15,<2"]
 cloud = ["gcsfs>=2025.5", "s3fs>=2025.5", "google-cloud-storage>=3,<4"]
 
 setup(
@@ -103,6 +105,7 @@ setup(
         "test": [
             *onnx,
             *cloud,
+            *curate,
             # A server that speaks S3.
             "moto[s3]>=5.1,<6",
             "flask",
@@ -140,6 +143,8 @@ setup(
         "onnx": onnx,
         # For prepare --beam.
         "beam": ["apache-beam>=2.71,<3"],
+        # For prepare --retrieve_for.
+        "curate": curate,
         # Photographs for experiments/elpv.py; their licence is CC BY-NC-SA 4.0: not for commercial use.
         "examples": ["elpv-dataset>=1.0.0.post1,<2"],
         # Workdirs and folders of images on gs:// and s3://; Orbax asks Google what kind a bucket is.

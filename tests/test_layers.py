@@ -50,7 +50,7 @@ ALLOWED = {
         "runs",
         "shipped",
     },
-    "preparation": {"data", "parallel", "models", "runs"},
+    "preparation": {"data", "inspection", "parallel"},
     "load": {"interop", "models", "published", "data", "parallel", "evaluation", "runs"},
     "save": {"interop", "models", "runs"},
     "publishing": {"config", "evaluation", "interop", "load", "published", "runs"},

@@ -3,9 +3,11 @@
 SOURCE is a folder of images, WebDataset tars, ImageNet-21k's tars, Parquet of the Hugging Face Hub,
 or a TFDS data set in TFRecord (its folder, or `NAME:DATA_DIR`). DIR gets a TFDS data set in
 ArrayRecord, in a random order, so that `train[:9000000]` is a fair sample. The same command goes on
-with what was stopped.
+with what was stopped. --retrieve_for=SET --embeddings=CHECKPOINT keeps of the training split what is like
+the images of SET, and no near-duplicates.
 """
 
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -19,11 +21,15 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers, writer
-from vit_jax.preparation.duplicate_removal import Embedder
 from vit_jax.preparation.index import WorkItem
+from vit_jax.preparation.kept_embeddings import Embedder
+from vit_jax.preparation.similarity_index import need_faiss
 from vit_jax.progress import duration
+
+BATCH = 64  # Images that a model embeds at once.
 
 flags.DEFINE_string("out", None, "folder for the data set: a data_dir of TFDS")
 flags.DEFINE_string("name", None, "the data set's name; default: the source's")
@@ -36,8 +42,22 @@ flags.DEFINE_list("shots", [], "few-shot splits to add: 1,5,10,25")
 flags.DEFINE_multi_string(
     "deduplicate_against", [], "NAME:DIR/SPLIT of a test set whose near-duplicates leave the training split"
 )
-flags.DEFINE_string("embeddings", None, "find these by the embeddings of this checkpoint's model")
-flags.DEFINE_float("similarity", 0.95, "with --embeddings: the least cosine of near-duplicates", -1.0, 1.0)
+flags.DEFINE_multi_string(
+    "retrieve_for",
+    [],
+    "a curated set, a folder or KIND:PATH (tfds:cifar100): of the training split keep what is nearest to its "
+    "images (may be given several times)",
+)
+flags.DEFINE_integer("neighbours", 4, "images retrieved for each curated one", lower_bound=1)
+flags.DEFINE_string("embeddings", None, "compare images by the embeddings of this checkpoint's model")
+flags.DEFINE_integer("image_size", None, "pixels that this sees, if not the checkpoint's", lower_bound=1)
+flags.DEFINE_float(
+    "similarity",
+    0.95,
+    "with --embeddings: the least cosine of near-duplicates, which depends on the checkpoint",
+    -1.0,
+    1.0,
+)
 flags.DEFINE_integer("workers", os.cpu_count(), "processes on this machine", lower_bound=1)
 flags.DEFINE_string("beam", None, "write by Apache Beam: a runner's name; its options follow after --")
 
@@ -58,12 +78,18 @@ def main(arguments: list[str]) -> None:
         tuple(values.deduplicate_against),
         values.embeddings,
         values.similarity,
+        tuple(values.retrieve_for),
+        values.neighbours,
     )
+    if values.retrieve_for:
+        if not values.embeddings:
+            raise UserError("--retrieve_for needs --embeddings=CHECKPOINT, by which images are compared")
+        need_faiss()
     embedding = None
     if values.embeddings:
-        if not values.deduplicate_against:
-            raise UserError("--embeddings is for --deduplicate_against=NAME:DIR/SPLIT")
-        embedding = make_embedder(values.embeddings, values.similarity), Workers(1)
+        if not (values.deduplicate_against or values.retrieve_for):
+            raise UserError("--embeddings is for --deduplicate_against=NAME:DIR/SPLIT and --retrieve_for=SET")
+        embedding = make_embedder(values.embeddings, values.image_size), Workers(1)
     source = readers.find(arguments[0], values.kind, values.label_key)
     print(f"{arguments[0]}: {source.kind}, {_splits(source)}", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -78,29 +104,51 @@ def main(arguments: list[str]) -> None:
     made = ", ".join(f"{name} {count:,}" for name, count in done.splits.items())
     left_out = f"; {done.skipped:,} could not be read, see skipped.txt" if done.skipped else ""
     removed = f"; {done.removed:,} removed as near-duplicates of test images" if done.removed else ""
+    if values.retrieve_for:
+        removed += f"; {done.duplicates:,} as near-duplicates of other images; see curated.html"
     print(f"{done.folder}: {made} examples{removed}{left_out}")
     label = f" --config.data.label_key={done.label_key}" if done.label_key != "label" else ""
     print(f"train on it with --config.data.source=tfds --config.data.path={done.path}{label}")
 
 
-def make_embedder(checkpoint: str, similarity: float) -> Embedder:
-    """A checkpoint's model without its head, on all that JAX sees."""
+def make_embedder(checkpoint: str, image_size: int | None) -> Embedder:
+    """A checkpoint's model without its head, on all devices, which sees each image whole, as a square."""
     import jax
+    import numpy as np
     from flax import nnx
 
+    from vit_jax.data.preprocess import TestCrop
+    from vit_jax.evaluation.features import extractor_of
     from vit_jax.load import load_model
+    from vit_jax.parallel.mesh import make_mesh
 
-    model = load_model(checkpoint, num_classes=0)
+    model = load_model(checkpoint, num_classes=0, **({"image_size": image_size} if image_size else {}))
     height, width = model.image_size
-    if height != width:
-        raise UserError(f"--embeddings={checkpoint}: its images are not square")
-    graphdef, params = nnx.split(model)
+    if height != width or model.channels != 3:
+        raise UserError(f"--embeddings={checkpoint}: its images are not square, or not of 3 channels")
+    digest = hashlib.blake2b(repr(sorted(model.about.arguments.items())).encode(), digest_size=16)
+    for path, value in jax.tree.leaves_with_path(nnx.to_pure_dict(nnx.state(model))):
+        digest.update(repr(path).encode())
+        digest.update(np.ascontiguousarray(value).view(np.uint8))
+    image = jax.ShapeDtypeStruct((1, height, width, 3), np.uint8)
+    dim = nnx.eval_shape(lambda model, image: model.features(image), model, image).shape[-1]
+    extractor, params = extractor_of(
+        model,
+        make_mesh(dict(data=None, fsdp=1, tensor=1)),
+        TestCrop(height, "square", height),
+        batch_size=BATCH,
+        workers=0,
+        threads=min(os.cpu_count() or 1, 8),
+        max_unreadable=sys.maxsize,  # Those are named when the split is written.
+        say=lambda line: None,
+    )
 
-    @jax.jit
-    def embed(params, images):
-        return nnx.merge(graphdef, params)(images)
+    def embed(source: Source) -> tuple[np.ndarray, np.ndarray]:
+        parts = [(part["mask"], part["values"]) for part in extractor.stream(params, source)]
+        mask, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return np.flatnonzero(mask), values[mask]
 
-    return Embedder(height, lambda images: jax.device_get(embed(params, images)), similarity)
+    return Embedder(digest.hexdigest(), dim, embed)
 
 
 def _splits(source: readers.RawDataSet) -> str:

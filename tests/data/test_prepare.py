@@ -17,11 +17,12 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from PIL import Image
 
 from tests.data.test_sources import no_regular_files
+from vit_jax.data.decode import decode
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers, writer
-from vit_jax.preparation.duplicate_removal import Embedder
 from vit_jax.preparation.index import WorkItem
+from vit_jax.preparation.kept_embeddings import Embedder
 
 GOLDEN = Path(__file__).parent / "golden"
 CLASSES = ("n00000001", "n00000022", "n00000333")
@@ -357,11 +358,17 @@ def test_near_duplicates_are_found_by_a_models_embeddings(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (30, 20), (shade, 255 - shade, 0)).save(path)
     prepare(tmp_path / "source", tmp_path / "whole")
-    embedder = Embedder(8, lambda pixels: pixels.mean((1, 2)).astype(np.float32), 0.9999)
+
+    def mean_colour(source):
+        colours = [decode(source[i].image).mean((0, 1)) for i in range(len(source))]
+        return np.arange(len(source)), np.array(colours, np.float32)
+
     test = f"source:{tmp_path / 'whole'}/test"
-    options = writer.Options(deduplicate_against=(test,), embeddings="mean colour")
+    options = writer.Options(deduplicate_against=(test,), embeddings="mean colour", similarity=0.9999)
     source = readers.find(str(tmp_path / "source"), None, None)
-    done = writer.prepare(source, tmp_path / "out", options, run, run, (embedder, run))
+    done = writer.prepare(
+        source, tmp_path / "out", options, run, run, (Embedder("mean colour", 3, mean_colour), run)
+    )
     assert done.splits == {"train": 2, "test": 2}
     lines = (done.folder / "removed.csv").read_text().splitlines()
     assert lines[0] == "example,reference,similarity"

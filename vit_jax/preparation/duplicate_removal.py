@@ -4,103 +4,91 @@ Every training image and every test image is decoded once, for its fingerprint o
 a model, and by chunks, so that this goes on where it was.
 """
 
-import itertools
 import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.data.decode import Box, Unreadable, open_image
-from vit_jax.data.preprocess import TestCrop
+from vit_jax.data.sources.base import Example, Source, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.preparation import duplicates
-from vit_jax.preparation.index import Index, Run, WorkItem, load_index, mapped, save
-from vit_jax.preparation.readers import RawDataSet, read_image
+from vit_jax.preparation.index import (
+    Indexed,
+    Run,
+    each_file,
+    in_chunks,
+    load_index,
+    mapped,
+    save,
+)
+from vit_jax.preparation.kept_embeddings import Embeddings, read_embeddings
 
-CHUNK = 4096  # Images of a task.
-BATCH = 64  # Images that a model embeds at once.
 SHOWN = 200  # Pairs with pictures in the report.
-PRINT = np.dtype([("position", "u4"), ("fingerprint", "u8")])
+PRINT = np.dtype([("image", "u4"), ("fingerprint", "u8")])
 # Position in the index; which test set, and the image in it; the distance in bits, or the similarity.
 PAIR = np.dtype([("position", "u4"), ("test", "u4"), ("image", "u4"), ("value", "f4")])
 
 
-class Embedder(NamedTuple):
-    """A model as `near_duplicates` uses it."""
+class Embedded(NamedTuple):
+    """The training images' embeddings, to compare by instead of fingerprints."""
 
-    size: int  # Height and width of its images.
-    embed: Callable[[np.ndarray], np.ndarray]  # uint8 [n, size, size, 3] -> float32 [n, dim]
+    files: list[Path]
+    embeddings: Embeddings
     similarity: float  # The least cosine of near-duplicates.
 
 
 def near_duplicates(
-    source: RawDataSet,
-    index: Index,
-    tests: tuple[str, ...],
-    work: Path,
-    run: Run,
-    embedder: Embedder | None = None,
+    train: Indexed, tests: tuple[str, ...], work: Path, run: Run, embedded: Embedded | None = None
 ) -> np.ndarray:
     """The training examples that look like an image of a test set, as an array of `PAIR`.
 
     Args:
-      source: the data set.
-      index: the index of its examples.
+      train: the training examples.
       tests: `NAME:DIR/SPLIT` of prepared TFDS data sets.
       work: the folder of working files.
-      run: runs tasks; with an embedder, in this process.
-      embedder: compares embeddings instead of fingerprints.
+      run: runs tasks.
 
     Raises:
-      UserError: there is no training split, or no such test set.
+      UserError: there is no such test set.
     """
     result = work / "duplicates.npy"
     if not result.exists():
-        in_train = np.array([unit.split == "train" for unit in source.units])[index.entries["unit"]]
-        if not in_train.any():
-            raise UserError("--deduplicate_against needs a split named train")
-        sizes = [len(open_test(test)) for test in tests]
-        save(work / "train.npy", np.flatnonzero(in_train).astype(np.uint32))
-        find = _similar if embedder else _alike
-        save(result, find(int(in_train.sum()), tests, sizes, work, run, embedder))
+        find = _similar if embedded else _alike
+        save(result, find(train, [TestImages(test) for test in tests], work, run, embedded))
     return mapped(result)
 
 
-def report(
-    pairs: np.ndarray, index: Index, tests: tuple[str, ...], work: Path, folder: Path, measure: str
-) -> None:
+def report(pairs: np.ndarray, train: Indexed, tests: tuple[str, ...], folder: Path, measure: str) -> None:
     """Writes `removed.csv` and `removed.html` about the pairs of `near_duplicates` into `folder`.
 
     Args:
       measure: what the pairs' values are, `distance` or `similarity`.
     """
     sign = {"distance": 1, "similarity": -1}[measure]
-    opened = [open_test(test) for test in tests]
+    opened = [TestImages(test) for test in tests]
     nearest = set(np.argsort(sign * pairs["value"], kind="stable")[:SHOWN].tolist())
+    found = Indexed(train.index, pairs["position"])
     rows = []
-    for i, (position, test, image, value) in enumerate(pairs.tolist()):
+    for i, (_, test, image, value) in enumerate(pairs.tolist()):
         value = int(value) if measure == "distance" else value
-        entry = index.entries[position]
-        images = None
-        if i in nearest:
-            ours = read_image(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
-            images = ours, opened[test][image]["image"]
-        rows.append(
-            duplicates.Removed(index.describe(entry), f"{tests[test]} example {image}", value, images)
-        )
-    examples, references = len(mapped(work / "train.npy")), sum(map(len, opened))
-    duplicates.write_report(folder, rows, measure=measure, examples=examples, references=references)
+        images = (found[i].image, opened[test][image].image) if i in nearest else None
+        rows.append(duplicates.Removed(found.describe(i), opened[test].describe(image), value, images))
+    references = sum(map(len, opened))
+    duplicates.write_report(folder, rows, measure=measure, examples=len(train), references=references)
 
 
-def _alike(size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run: Run, _) -> np.ndarray:
+def _alike(train: Indexed, tests: list["TestImages"], work: Path, run: Run, _) -> np.ndarray:
     """Finds pairs by fingerprint."""
-    candidates = _by_chunks(_print_train, (work,), size, "fingerprinting train", work, run)
-    references = [
-        _by_chunks(_print_test, (test,), length, f"fingerprinting test {i}", work, run)
-        for i, (test, length) in enumerate(zip(tests, sizes, strict=True))
-    ]
+    folder = work / "chunks"
+    (candidates,) = _loaded(
+        [in_chunks(_print_train, (work,), len(train), "fingerprinting train", folder, run)]
+    )
+    references = _loaded(
+        in_chunks(_print_test, (test.place,), len(test), f"fingerprinting test {i}", folder, run)
+        for i, test in enumerate(tests)
+    )
     sets = np.repeat(np.arange(len(tests)), [len(prints) for prints in references])
     references = np.concatenate(references)
     prints = references["fingerprint"]
@@ -108,7 +96,7 @@ def _alike(size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run:
     matches = duplicates.find(candidates["fingerprint"], both_ways)
     near, matches = candidates[matches >= 0], matches[matches >= 0]
     bits = np.bitwise_count(near["fingerprint"] ^ both_ways[matches])
-    return _pairs(near["position"], sets, references["position"], matches % len(prints), bits)
+    return _pairs(train.positions[near["image"]], sets, references["image"], matches % len(prints), bits)
 
 
 def _pairs(positions, sets, images, matches, values) -> np.ndarray:
@@ -118,99 +106,82 @@ def _pairs(positions, sets, images, matches, values) -> np.ndarray:
     return pairs
 
 
-def _by_chunks(function: Callable, what: tuple, size: int, name: str, work: Path, run: Run) -> np.ndarray:
-    """Joins what `function(*what, start, stop, result)` saves for the parts of `range(size)`."""
-    tasks = []
-    for start in range(0, size, CHUNK):
-        stop = min(start + CHUNK, size)
-        result = work / "chunks" / f"{name.replace(' ', '-')}-{start:010d}.npy"
-        tasks.append(WorkItem(function, (*what, start, stop, result), result, stop - start))
-    run(tasks, name, "images")
-    return np.concatenate([np.load(task.result) for task in tasks])
-
-
-def _train(work: Path, start: int, stop: int) -> Iterable[tuple[int, bytes]]:
-    index, positions = load_index(work), mapped(work / "train.npy")[start:stop]
-    for position, entry in zip(positions.tolist(), index.entries[positions], strict=True):
-        try:
-            image = read_image(index.kind, index.paths[entry["unit"]], entry, index.name(entry))
-        except Unreadable:  # It is named when the split is written.
-            continue
-        yield position, image
-
-
-def _test(test: str, start: int, stop: int) -> Iterable[tuple[int, bytes]]:
-    data = open_test(test)
-    return ((i, data[i]["image"]) for i in range(start, stop))
+def _loaded(sets) -> list[np.ndarray]:
+    return [np.concatenate([np.load(file) for file in files]) for files in sets]
 
 
 def _print_train(work: Path, start: int, stop: int, result: Path) -> None:
-    _save_prints(_train(work, start, stop), result)
+    _save_prints(Indexed(load_index(work), mapped(work / "train.npy")), start, stop, result)
 
 
 def _print_test(test: str, start: int, stop: int, result: Path) -> None:
-    _save_prints(_test(test, start, stop), result)
+    _save_prints(TestImages(test), start, stop, result)
 
 
-def _save_prints(images: Iterable[tuple[int, bytes]], result: Path) -> None:
+def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
     prints = []
-    for position, image in images:
+    for i in range(start, stop):
         try:
-            opened = open_image(image)  # Detail beyond twice the hash's 32 pixels costs time alone.
+            opened = open_image(images[i].image)  # Detail beyond twice the hash's 32 pixels costs time alone.
             pixels = opened.region(Box(0, 0, opened.width, opened.height), 64)
-            prints.append((position, duplicates.fingerprint(pixels)))
-        except Unreadable:
+            prints.append((i, duplicates.fingerprint(pixels)))
+        except Unreadable:  # It is named when the split is written.
             continue
     save(result, np.array(prints, PRINT))
 
 
 def _similar(
-    size: int, tests: tuple[str, ...], sizes: list[int], work: Path, run: Run, embedder: Embedder
+    train: Indexed, tests: list["TestImages"], work: Path, run: Run, embedded: Embedded
 ) -> np.ndarray:
-    """Finds pairs by embedding; only the test images' embeddings are kept."""
-    parts = [_embed(_test(test, 0, length), embedder) for test, length in zip(tests, sizes, strict=True)]
-    sets = np.repeat(np.arange(len(tests)), [len(positions) for positions, _ in parts])
-    images, references = (np.concatenate(column) for column in zip(*parts, strict=True))
+    """Finds pairs by embedding."""
+    files, embeddings, similarity = embedded
+    parts = []
+    for i, test in enumerate(tests):
+        made = embeddings.of(test, f"{test.place} {fingerprint(test)}", f"test {i}")
+        parts += [(i, *read_embeddings(file)) for file in made]
+    sets = np.repeat([i for i, *_ in parts], [len(images) for _, images, _ in parts])
+    images, references = (np.concatenate(column) for column in list(zip(*parts, strict=True))[1:])
 
-    def compare(start: int, stop: int, result: Path) -> None:
-        positions, vectors = _embed(_train(work, start, stop), embedder)
-        matches = duplicates.nearest(vectors, references, embedder.similarity)
+    def compare(number: int, result: Path) -> None:
+        places, vectors = read_embeddings(files[number])
+        matches = duplicates.nearest(vectors, references, similarity)
         near = matches >= 0
-        ours, theirs = vectors[near], references[matches[near]]
-        norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-        save(result, _pairs(positions[near], sets, images, matches[near], (ours * theirs).sum(1) / norms))
+        cosines = (vectors[near] * references[matches[near]]).sum(axis=1)
+        save(result, _pairs(train.positions[places[near]], sets, images, matches[near], cosines))
 
-    return _by_chunks(compare, (), size, "embedding train", work, run)
-
-
-def _embed(images: Iterable[tuple[int, bytes]], embedder: Embedder) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the images that can be read, and their embeddings `[n, dim]`."""
-    crop = TestCrop(embedder.size, "square", embedder.size)
-    positions, vectors = [], []
-    images = iter(images)
-    while batch := list(itertools.islice(images, BATCH)):
-        pixels = np.zeros((BATCH, embedder.size, embedder.size, 3), np.uint8)  # Whole: compiled once.
-        read = []
-        for position, image in batch:
-            try:
-                crop(image, pixels[len(read)])
-                read.append(position)
-            except Unreadable:
-                continue
-        positions += read
-        vectors.append(embedder.embed(pixels)[: len(read)])
-    return np.array(positions, np.uint32), np.concatenate(vectors)
+    compared = each_file(compare, files, "comparing with test images", work / "chunks", embeddings.run)
+    return np.concatenate([np.load(file) for file in compared])
 
 
-def open_test(test: str):
-    """The images of `NAME:DIR/SPLIT`, encoded."""
-    import tensorflow_datasets as tfds
+class TestImages(Source):
+    """The images of `NAME:DIR/SPLIT`, encoded.
 
-    if not (parts := re.fullmatch(r"([^:]+(?::[\d.*]+)?):(.+)/([^/]+)", test)):
-        raise UserError(f"--deduplicate_against={test}: give NAME:DIR/SPLIT of a prepared data set")
-    name, data_dir, split = parts.groups()
-    try:
-        builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
-        return builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
-    except (tfds.core.DatasetNotFoundError, ValueError, KeyError, NotImplementedError) as error:
-        raise UserError(f"--deduplicate_against={test}: {str(error).splitlines()[0]}") from error
+    Raises:
+      UserError: there is no such prepared data set.
+    """
+
+    __test__ = False  # No test of pytest's.
+    class_names = ()
+
+    def __init__(self, place: str):
+        import tensorflow_datasets as tfds
+
+        self.place = place
+        if not (parts := re.fullmatch(r"([^:]+(?::[\d.*]+)?):(.+)/([^/]+)", place)):
+            raise UserError(f"--deduplicate_against={place}: give NAME:DIR/SPLIT of a prepared data set")
+        name, data_dir, split = parts.groups()
+        try:
+            builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
+            decoders = {"image": tfds.decode.SkipDecoding()}
+            self._examples = builder.as_data_source(split=split, decoders=decoders)
+        except (tfds.core.DatasetNotFoundError, ValueError, KeyError, NotImplementedError) as error:
+            raise UserError(f"--deduplicate_against={place}: {str(error).splitlines()[0]}") from error
+
+    def __len__(self):
+        return len(self._examples)
+
+    def __getitem__(self, index):
+        return Example(self._examples[index]["image"], ())
+
+    def describe(self, index):
+        return f"{self.place} example {index}"

@@ -131,9 +131,9 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
     best = np.full(len(candidates), -np.inf, np.float32)
     matches = np.full(len(candidates), -1)
     for columns in _blocks(len(references), 4096):
-        directions = _directions(references[columns])
+        known = directions(references[columns])
         for rows in _blocks(len(candidates), 1024):
-            cosines = _directions(candidates[rows]) @ directions.T
+            cosines = directions(candidates[rows]) @ known.T
             index = cosines.argmax(axis=1)
             cosine = cosines[np.arange(len(index)), index]
             better = (cosine >= similarity) & (cosine > best[rows])
@@ -142,8 +142,8 @@ def nearest(candidates: np.ndarray, references: np.ndarray, similarity: float) -
     return matches
 
 
-def _directions(embeddings: np.ndarray) -> np.ndarray:
-    """Embeddings of length one, or zero where they have no direction (zeros, infinite, NaN)."""
+def directions(embeddings: np.ndarray) -> np.ndarray:
+    """Embeddings `[n, dim]` at length one, or zero where they have no direction (zeros, infinite, NaN)."""
     length = np.linalg.norm(embeddings, axis=1, keepdims=True)
     usable = np.isfinite(length) & (length > 0)
     return np.divide(embeddings, length, out=np.zeros_like(embeddings, np.float32), where=usable)
@@ -235,17 +235,19 @@ def _pair(row: Removed, heading: str) -> str:
     """A training image and its reference, side by side."""
     kinds, names = ("training", "reference"), (row.example, row.reference)
     figures = "".join(
-        f"<figure>{_thumbnail(image)}"
-        f"<figcaption><span>{kind}</span> {html.escape(name)}</figcaption></figure>"
+        f"<figure>{thumbnail(image)}<figcaption><span>{kind}</span> {html.escape(name)}</figcaption></figure>"
         for kind, name, image in zip(kinds, names, row.images, strict=True)
     )
     return f'<div class="pair"><h3>{heading}</h3>{figures}</div>'
 
 
-def _thumbnail(encoded: bytes, side: int = 240) -> str:
-    """An <img> of an encoded image, no side of it above `side` pixels; an empty box if unreadable."""
+def thumbnail(image: bytes | np.ndarray, side: int = 240) -> str:
+    """An <img> of an image, encoded or uint8 `[height, width, 3]`, no side above `side` pixels.
+
+    An empty box where it cannot be read.
+    """
     try:
-        pixels = np.ascontiguousarray(decode(encoded)[..., ::-1])  # OpenCV's order.
+        pixels = np.ascontiguousarray(decode(image)[..., ::-1])  # OpenCV's order.
     except Unreadable:
         return "<div></div>"
     height, width = pixels.shape[:2]

@@ -17,8 +17,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from vit_jax.data.sources.base import Example, Source
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers
+
+CHUNK = 1024  # Images of a task that looks at each.
 
 
 class WorkItem(NamedTuple):
@@ -34,6 +37,50 @@ class Run(Protocol):
     """Runs tasks in any order and anywhere; `what` and `unit` are for the eye."""
 
     def __call__(self, tasks: list[WorkItem], what: str, unit: str) -> None: ...
+
+
+def in_chunks(
+    function: Callable[..., None], what: tuple, size: int, name: str, folder: Path, run: Run
+) -> list[Path]:
+    """The files that `function(*what, start, stop, file)` saves of the parts of `range(size)`, in order."""
+    tasks = []
+    for start in range(0, size, CHUNK):
+        stop = min(start + CHUNK, size)
+        result = folder / f"{name.replace(' ', '-')}-{start:010d}.npy"
+        tasks.append(WorkItem(function, (*what, start, stop, result), result, stop - start))
+    run(tasks, name, "images")
+    return [task.result for task in tasks]
+
+
+def each_file(
+    function: Callable[[int, Path], None], files: list[Path], name: str, folder: Path, run: Run
+) -> list[Path]:
+    """The files that `function(number, file)` saves of each of `files`, which are `in_chunks`'s, in order."""
+    results = [part_file(number, name, folder) for number in range(len(files))]
+    tasks = [WorkItem(function, (number, result), result, 1) for number, result in enumerate(results)]
+    run(tasks, name, f"parts of {CHUNK:,} images")
+    return results
+
+
+def part_file(number: int, name: str, folder: Path) -> Path:
+    """A file of `each_file`."""
+    return folder / f"{name.replace(' ', '-')}-{number:06d}.npy"
+
+
+@contextlib.contextmanager
+def locked(work: Path) -> Iterator[None]:
+    """Keeps a second process out of a folder; the lock goes with its process, however that ends."""
+    import fcntl
+
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{work.parent} is being prepared by another process") from error
+        for leftover in work.rglob("*.tmp"):  # Killed processes left them.
+            leftover.unlink(missing_ok=True)
+        yield
 
 
 @contextlib.contextmanager
@@ -148,6 +195,41 @@ def _merge(parts: list[Path], work: Path) -> bool:
         save(work / f"{name}.npy", np.concatenate(joined[name]))
         joined[name].clear()
     return multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class Indexed(Source):
+    """The images of an index at some positions, encoded and without labels."""
+
+    index: Index
+    positions: np.ndarray
+    class_names = ()
+
+    def __len__(self):
+        return len(self.positions)
+
+    def __getitem__(self, index):
+        entry = self.index.entries[self.positions[index]]
+        path, name = self.index.paths[entry["unit"]], self.index.name(entry)
+        return Example(readers.read_image(self.index.kind, path, entry, name), ())
+
+    def describe(self, index):
+        return self.index.describe(self.index.entries[self.positions[index]])
+
+
+def training_images(source: readers.RawDataSet, index: Index, work: Path) -> Indexed:
+    """The images of the training split.
+
+    Raises:
+      UserError: there is none.
+    """
+    file = work / "train.npy"
+    if not file.exists():
+        in_train = np.array([unit.split == "train" for unit in source.units])[index.entries["unit"]]
+        if not in_train.any():
+            raise UserError("--deduplicate_against and --retrieve_for need a split named train")
+        save(file, np.flatnonzero(in_train).astype(np.uint32))
+    return Indexed(index, mapped(file))
 
 
 def load_index(work: Path) -> Index:

@@ -159,9 +159,11 @@ def _recognise(root: Path) -> str:
     _refuse_compressed(inside)
     if any(child.is_dir() for child in inside):
         return "folder"
+    if any(_is_image(child.name) for child in inside):
+        return "images"
     raise UserError(
-        f"{root} is empty or no data set: it must hold a folder for each class (in a folder for each split), "
-        ".tar or .parquet files, or a prepared TFDS data set"
+        f"{root} is empty or no data set: it must hold images, a folder for each class (in a folder for each "
+        "split), .tar or .parquet files, or a prepared TFDS data set"
     )
 
 
@@ -236,6 +238,11 @@ def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
         except OSError:  # A link to nothing, which is named when it is read.
             size = 0
         rows.add(0, size, (unit.label,), name, name)
+
+
+def _find_images(root: Path, _: str | None) -> RawDataSet:
+    """Images without labels, anywhere below a folder."""
+    return RawDataSet("folder", root, [Unit("train", str(root))])
 
 
 # Tars.
@@ -554,6 +561,7 @@ class _Kind(NamedTuple):
 
 KINDS = {
     "folder": _Kind(_find_folder, _scan_folder),
+    "images": _Kind(_find_images, _scan_folder),
     "webdataset": _Kind(_find_webdataset, _scan_webdataset),
     "imagenet21k": _Kind(_find_imagenet21k, _scan_imagenet21k),
     "parquet": _Kind(_find_parquet, _scan_parquet),

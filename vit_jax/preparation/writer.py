@@ -18,9 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.decode import Box, Unreadable, open_image
+from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers
-from vit_jax.preparation.duplicate_removal import Embedder, near_duplicates, report
+from vit_jax.preparation.curation import Pool, curate, open_curated
+from vit_jax.preparation.curation_page import report_curation
+from vit_jax.preparation.duplicate_removal import Embedded, near_duplicates, report
 from vit_jax.preparation.index import (
     Index,
     Run,
@@ -29,14 +32,25 @@ from vit_jax.preparation.index import (
     choose_shots,
     class_names,
     load_index,
+    locked,
     mapped,
     order_splits,
     replacing,
+    training_images,
     write_json,
 )
+from vit_jax.preparation.kept_embeddings import Embedder, Embeddings
+from vit_jax.preparation.similarity_index import check_memory
 
 WORK = ".prepare"
+EMBEDDINGS = ".embeddings"  # Beside the data sets: another one of the same source embeds nothing anew.
 SUMMARY = "prepared.json"  # The settings and sizes of a finished data set.
+
+OTHER = {  # What differs, where the values would say nothing to a person.
+    "files": "other files in the source",
+    "model": "another model in --embeddings",
+    "curated": "other images in --retrieve_for",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +66,8 @@ class Options:
       deduplicate_against: `NAME:DIR/SPLIT` of test sets whose near-duplicates leave the training split.
       embeddings: the checkpoint whose model finds these; None compares perceptual hashes.
       similarity: cosine of two embeddings from which on they are near-duplicates.
+      retrieve_for: curated sets, as of `open_curated`: the training split is what is near to their images.
+      neighbours: how many are retrieved for each of these.
     """
 
     name: str | None = None
@@ -62,6 +78,8 @@ class Options:
     deduplicate_against: tuple[str, ...] = ()
     embeddings: str | None = None
     similarity: float = 0.95
+    retrieve_for: tuple[str, ...] = ()
+    neighbours: int = 4
 
 
 class Split(NamedTuple):
@@ -81,6 +99,7 @@ class Prepared(NamedTuple):
     splits: dict[str, int]
     skipped: int  # Unreadable.
     removed: int  # Near-duplicates of test images.
+    duplicates: int  # Near-duplicates of other training images.
     folder: Path
 
 
@@ -94,7 +113,7 @@ def prepare(
 ) -> Prepared:
     """Makes `out/NAME/VERSION`, or goes on making it; `write` runs the last phase, which is the long one.
 
-    With `embedding`, near-duplicates are found by a model, which its `Run` runs in this process.
+    With `embedding`, images are compared by a model, which its `Run` runs in this process.
 
     Raises:
       UserError: something in the source is damaged, or `out` holds something else.
@@ -110,24 +129,25 @@ def prepare(
         "files": source.fingerprint(),
         **dataclasses.asdict(options),
     }
+    if embedding:
+        settings["model"] = embedding[0].key
+    if options.retrieve_for:
+        settings["curated"] = [repr(fingerprint(open_curated(text))) for text in options.retrieve_for]
     if _is_finished(folder, settings):
         shutil.rmtree(work, ignore_errors=True)
         return _prepared(out, identity)
     _make_room(folder, source.root)
-    with _locked(work):
+    with locked(work):
+        for leftover in folder.glob("*.tmp"):  # Killed processes left them.
+            leftover.unlink(missing_ok=True)
         _claim(work, settings)
         index = build_index(source, options.seed, work, run)
         features = _features(source, index)
         (work / "metadata").mkdir(exist_ok=True)
         features.save_config(work / "metadata")
-        removed = np.empty(0, np.uint32)
-        if options.deduplicate_against:
-            tests = options.deduplicate_against
-            embedder, compare = embedding or (None, run)
-            pairs = near_duplicates(source, index, tests, work, compare, embedder)
-            report(pairs, index, tests, work, folder, "similarity" if embedder else "distance")
-            removed = pairs["position"]
-        names = order_splits(source, index, removed, options.limit, work)
+        embeddings = Embeddings(embedding[0], out / EMBEDDINGS, embedding[1]) if embedding else None
+        chosen = _choose(source, index, options, folder, run, embeddings)
+        names = order_splits(source, index, chosen.left_out, options.limit, work)
         if options.shots:
             choose_shots(source, index, options.shots, (), work)  # Says now what it would say in the end.
         splits = [_write(folder, identity[0], name, options.shards, write) for name in names]
@@ -136,9 +156,51 @@ def prepare(
             for name in choose_shots(source, index, options.shots, train.skipped, work):
                 splits.append(_write(folder, identity[0], name, None, write))
         label_key = source.label_key if source.kind == "tfds" else "labels" if index.multiple else "label"
-        _finish(folder, _info(source, identity, folder, features), label_key, splits, len(removed), settings)
+        _finish(folder, _info(source, identity, folder, features), label_key, splits, chosen, settings)
     shutil.rmtree(work)
     return _prepared(out, identity)
+
+
+class Choice(NamedTuple):
+    """The training examples that are left out: positions in the index; how many for which reason."""
+
+    left_out: np.ndarray
+    removed: int = 0  # Near-duplicates of test images.
+    duplicates: int = 0  # Near-duplicates of other training images.
+
+
+def _choose(
+    source: readers.RawDataSet,
+    index: Index,
+    options: Options,
+    folder: Path,
+    run: Run,
+    embeddings: Embeddings | None,
+) -> Choice:
+    """Leaves out near-duplicates, and what is not near to the curated sets; writes the reports."""
+    if not (options.deduplicate_against or options.retrieve_for):
+        return Choice(np.empty(0, np.uint32))
+    work, tests = folder / WORK, options.deduplicate_against
+    train = training_images(source, index, work)
+    with locked(embeddings.folder) if embeddings else contextlib.nullcontext():
+        embedded = None
+        if embeddings:
+            if options.retrieve_for:
+                check_memory(len(train), embeddings.embedder.dim)
+            files = embeddings.of(train, source.fingerprint(), "train")
+            embedded = Embedded(files, embeddings, options.similarity)
+        removed = np.empty(0, np.uint32)
+        if tests:
+            pairs = near_duplicates(train, tests, work, run, embedded)
+            report(pairs, train, tests, folder, "similarity" if embedded else "distance")
+            removed = pairs["position"]
+        if not (options.retrieve_for and embedded):
+            return Choice(removed, len(removed))
+        pool = Pool(files, np.isin(train.positions, removed), options.similarity, work, embeddings.run)
+        curated = curate(options.retrieve_for, pool, embeddings, options.neighbours)
+    report_curation(curated, train, folder, options.similarity, len(removed))
+    left_out = np.delete(train.positions, curated.images)
+    return Choice(left_out, len(removed), int(np.count_nonzero(~curated.compared["kept"])))
 
 
 # The folder: whose it is.
@@ -197,27 +259,9 @@ def _claim(work: Path, settings: dict) -> None:
 def _same(before: dict, now: dict, folder: Path) -> None:
     now = json.loads(json.dumps(now))
     for key, value in before.items():
-        if now[key] != value:
-            what = "other files in the source" if key == "files" else f"{key} {value!r}, now {now[key]!r}"
+        if now.get(key) != value:
+            what = OTHER.get(key, f"{key} {value!r}, now {now.get(key)!r}")
             raise UserError(f"{folder} was begun with {what}; give --name or another --out, or remove it")
-
-
-@contextlib.contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Keeps a second process out; the lock goes with its process, however that ends."""
-    import fcntl
-
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{work.parent} is being prepared by another process") from error
-        for leftover in (
-            *work.rglob("*.tmp"),
-            *work.parent.glob("*.tmp"),
-        ):  # Killed processes left them.
-            leftover.unlink(missing_ok=True)
-        yield
 
 
 # Write: shards of any split whose order is there.
@@ -383,7 +427,7 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
     return info
 
 
-def _finish(folder: Path, info, label_key: str, splits: list[Split], removed: int, settings: dict) -> None:
+def _finish(folder: Path, info, label_key: str, splits: list[Split], chosen: Choice, settings: dict) -> None:
     """Writes the description that makes it a data set to TFDS; before the last rename it is none."""
     import tensorflow_datasets as tfds
 
@@ -403,7 +447,8 @@ def _finish(folder: Path, info, label_key: str, splits: list[Split], removed: in
         "splits": {split.name: sum(split.lengths) for split in splits},
         "label_key": label_key,
         "skipped": len(skipped),
-        "removed": removed,
+        "removed": chosen.removed,
+        "duplicates": chosen.duplicates,
     }
     write_json(folder / SUMMARY, summary)
     for file in sorted(described.iterdir(), key=lambda file: file.name == "features.json"):
@@ -416,5 +461,11 @@ def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
     # The version is named, or TFDS would look for the newest of a name that it knows.
     path = f"{'/'.join(identity[:-1])}:{identity[-1]}:{out.absolute()}"
     return Prepared(
-        path, summary["label_key"], summary["splits"], summary["skipped"], summary["removed"], folder
+        path,
+        summary["label_key"],
+        summary["splits"],
+        summary["skipped"],
+        summary["removed"],
+        summary.get("duplicates", 0),
+        folder,
     )
