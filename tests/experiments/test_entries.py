@@ -114,6 +114,17 @@ def test_fine_tuning_waits_for_pre_training_and_random_parameters_do_not(made_up
     assert any("finetune.checkpoint" in flag for flag in choices(here)[-1].job.flags)
 
 
+def test_start_with_a_teacher_waits_for_the_run_that_it_names(made_up, tmp_path):
+    starts = {"pupil": {"objective__name": "eva", "objective__teacher": "master"}, "master": {}}
+    first, second, *_ = few_labels(starts, steps=50, tuning_steps=9)
+    here = Study(tmp_path, {})
+    assert second(here) == []
+    here.run(first(here), lambda: None)
+    (pupil,) = second(here)
+    assert [trial.factors["start"] for trial in here.trials] == ["master"]
+    assert f"--config.objective.teacher={here.trials[0].job.workdir}" in pupil.job.flags
+
+
 def test_fine_tuning_has_the_model_of_its_start_and_none_of_its_other_values(made_up, tmp_path):
     here, start = Study(tmp_path, {}), {"model__name": "Swin-T", "optimizer__weight_decay": 0.5}
     pretrained, choices, _ = few_labels({"Swin": start}, steps=50, tuning_steps=9)

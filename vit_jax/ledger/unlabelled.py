@@ -42,18 +42,26 @@ def few_labels(
     tuning_steps: int,
     seeds: Sequence[int] = (0, 1, 2),
 ) -> list[Stage]:
-    """Three stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each start.
+    """Stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each start.
 
     Args:
       starts: by name the values of a pre-training run, such as those of its objective; none (`{}`) trains on
         the labels of all images; None starts fine-tuning from random parameters. Those of a model, as in
-        `OTHERS`, are fine-tuning's too.
+        `OTHERS`, are fine-tuning's too. An `objective__teacher` is the name of a start without one, whose
+        run it is.
       steps: of a pre-training run, if its values do not say.
       seeds: of fine-tuning; pre-training has one.
     """
 
+    def taught(start):
+        return "objective__teacher" in (starts[start] or {})
+
     def pretrained(study, start, seed):
         values = {**(starts[start] or {})}
+        if taught(start):
+            values["objective__teacher"] = study.workdir("pretrained", start=values["objective__teacher"])
+            if values["objective__teacher"] is None:
+                return None
         return config(MODEL, COLLECTION, IMAGES, values.pop("steps", steps)), values
 
     def finetuned(study, start, optimizer__learning_rate, seed):
@@ -70,9 +78,11 @@ def few_labels(
         "data__train_split": f"train[:{kept}]",
         "data__test_split": f"train[{kept}:{LABELLED}]",
     }
-    made = [start for start, values in starts.items() if values is not None]
+    made = [start for start, values in starts.items() if values is not None and not taught(start)]
+    later = [start for start in starts if taught(start)]
     rates = {"optimizer__learning_rate": RATES}
     return [
         grid("pretrained", {"start": made}, pretrained),
+        *([grid("pretrained", {"start": later}, pretrained)] if later else []),
         *at_best("finetuned", {"start": tuple(starts)}, finetuned, rates, held_out, seeds),
     ]
