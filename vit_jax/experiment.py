@@ -129,8 +129,7 @@ def print_list() -> None:
             whose = "of the paper" if experiment.place else "our own"
             minutes[whose] += 0 if experiment.runs_of else experiment.minutes
         if experiment.paper is not None:
-            options = {option: values.get("default") for option, values in experiment.options.items()}
-            read = data_sets_of(rehearsed(experiment.paper, Path(), options, "paper"))
+            read = data_sets_of(rehearsed(experiment.paper, Path(), experiment.defaults, "paper"))
             needed = f"; needs {in_words(read)}" if read else ""
             print("    the paper's scale: --scale=paper" + price(recorded, name) + needed)
         if experiment.needs:

@@ -22,8 +22,7 @@ def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
     """The runs of the first stage at the paper's scale by what they run; none without that scale."""
     if experiment.paper is None or not experiment.paper.stages:
         return {}
-    options = {name: values.get("default") for name, values in experiment.options.items()}
-    study = Study(Path("nowhere"), options, scale="paper")
+    study = Study(Path("nowhere"), experiment.defaults, scale="paper")
     return {said(trial.job): trial.job for trial in known_trials(experiment.paper, study)}
 
 

@@ -77,10 +77,12 @@ def at_best(
     def conduct(study: Study) -> list[Trial]:
         trials = []
         for cell in combinations(factors):
-            only, points = compared(study, alike(cell)), study.points(comparison, "accuracy", **alike(cell))
-            if len(only) == 1:
-                points = [{**only[0].factors, "accuracy": [1.0]}]
-            if chosen := best(points, choices):
+            found = compared(study, alike(cell))
+            if len(found) == 1:
+                chosen = {key: found[0].factors[key] for key in choices}
+            else:
+                chosen = best(study.points(comparison, "accuracy", **alike(cell)), choices)
+            if chosen:
                 for seed in seeds:
                     trial = trial_of(study, name, cell | chosen | {"seed": seed}, make)
                     trials += [trial] if trial else []

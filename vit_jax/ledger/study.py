@@ -215,6 +215,11 @@ class Experiment:
     minutes: float = 1.0
     runs_of: str = ""
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of its own flags where none are given."""
+        return {name: values.get("default") for name, values in self.options.items()}
+
     def markdown(self, figures: Figures) -> str:
         """The figures as a table."""
         return self.table(figures) if self.table else beside(published.table(self.published), figures)
