@@ -8,7 +8,7 @@ from vit_jax import published
 from vit_jax.command import read_config
 from vit_jax.ledger.paper_scale import SETS
 from vit_jax.ledger.study import Experiment
-from vit_jax.ledger.tables import agreement, differences
+from vit_jax.ledger.tables import agreeing, agreement, differences
 from vit_jax.shipped import CONFIGS
 
 SHARED = {"Optimizer": "adam", "Batch": 4096, "Warm-up": 10_000, "Pixels": 224}  # Of all rows, section 4.1.
@@ -53,5 +53,6 @@ EXPERIMENT = Experiment(
     read=read,
     table=agreement,
     finding=differences,
+    compared=agreeing,
     minutes=0.2,
 )

@@ -7,7 +7,7 @@ so does `python -m vit_jax.sweep`, by `sweep.resnet_rates`.
 
 from vit_jax import published
 from vit_jax.ledger.study import Experiment
-from vit_jax.ledger.tables import agreement, differences
+from vit_jax.ledger.tables import agreeing, agreement, differences
 from vit_jax.recipes import finetune
 
 DATA_SETS = {
@@ -49,5 +49,6 @@ EXPERIMENT = Experiment(
     read=read,
     table=agreement,
     finding=differences,
+    compared=agreeing,
     minutes=0.2,
 )

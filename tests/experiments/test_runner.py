@@ -14,7 +14,7 @@ from vit_jax.ledger import ledger_page, records, study
 from vit_jax.ledger.records import keep_pictures, make_record, with_verdict, write_record
 from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment, Study, conduct
-from vit_jax.ledger.tables import beside, pivot
+from vit_jax.ledger.tables import beside, gains, pivot
 from vit_jax.runs.jobs import Job, outcome
 
 FILE = """
@@ -286,6 +286,35 @@ def test_pages_have_the_tables_of_the_records(recorded, file):
     assert ledger_page.with_records(written, known, all_records) == written
     with pytest.raises(UserError, match="no record 'nothing'"):
         ledger_page.with_records(text.replace("widths", "nothing"), known, all_records)
+
+
+def test_record_has_what_is_published_and_our_difference_or_why_there_is_none(recorded, file, tmp_path):
+    record, out = recorded
+    assert record["difference"] == {} and record["published"].startswith("figures of other data")
+    known = experiment.load(file)
+    compared = dataclasses.replace(known, compared=lambda figures: {"gain": {"64": (2.0, 3.25)}})
+    again = make_record("widths", compared, [out])
+    assert again["published"] == {"gain": {"64": 2.0}} and again["difference"] == {"gain": {"64": 1.25}}
+    block = ledger_page.block(compared, with_verdict(again, "agrees: It does."))
+    assert "\nOurs (and published): gain: 64 +3.2 (+2.0).\n" in block
+    assert ", 2 seeds (cells without ± have one) on 1 x cpu" in block
+
+
+@pytest.mark.parametrize("name, row", [("table1", "Params, million"), ("table6", "exaFLOPs")])
+def test_tables_of_the_same_rows_have_a_difference_in_every_cell(name, row):
+    record = records.records()[name]
+    assert (
+        record["difference"][row].keys() == record["figures"][row].keys() == record["published"][row].keys()
+    )
+    for column, apart in record["difference"][row].items():
+        ours, paper = record["figures"][row][column], record["published"][row][column]
+        assert ours == pytest.approx(paper + apart, abs=1e-5)
+
+
+def test_gains_are_points_over_a_base_of_what_both_have():
+    paper, ours = {"none": 61.0, "1d": 64.0, "3d": 1.0}, {"none": 72.5, "1d": 74.5, "2d": 75.0}
+    assert gains(paper, ours, "none") == {"points over none": {"1d": (3.0, 2.0)}}
+    assert gains(paper, {"1d": 74.5}, "none") == {"points over none": {}}
 
 
 # What is in the project.

@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.errors import UserError, nearest
 from vit_jax.ledger.records import PICTURES, ROOT, how_far, verdict_of
 from vit_jax.ledger.study import Experiment
-from vit_jax.ledger.tables import markdown_table
+from vit_jax.ledger.tables import markdown_table, pairs_in_words
 from vit_jax.progress import duration
 
 PAGE = ROOT / "LEDGER.md"
@@ -80,6 +80,8 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
     """A record as Markdown: how far it is, table, finding and verdict and, of laptop scale, its pictures."""
     scaled = experiment.at(record["scale"])
     spent = f", {duration(record['seconds'])} of runs" if record["seconds"] else ""
+    seeds = len(record["seeds"])
+    spent += f", {seeds} seeds (cells without ± have one)" if seeds > 1 else ", one seed" * seeds
     lines = [
         f"{how_far(record).capitalize()}{spent} on {record['machine']}:",
         "",
@@ -87,13 +89,31 @@ def block(experiment: Experiment, record: Mapping[str, Any]) -> str:
     ]
     if record["finding"]:
         lines += ["", record["finding"]]
-    lines += ["", verdict_in_words(record)]
+    lines += ["", against_published(scaled, record), "", verdict_in_words(record)]
     pictures = PICTURES.glob(f"{record['experiment']}*.png") if record["scale"] == "laptop" else ()
     for picture in sorted(pictures):
         if re.fullmatch(rf"{record['experiment']}(-.+)?", picture.stem):
             alternative = f"ours: {experiment.place or record['experiment']}, {verdict_of(record)[0]}"
             lines += ["", f"![{alternative}]({picture.relative_to(ROOT)})"]
     return "\n".join(lines)
+
+
+def against_published(scaled: Experiment, record: Mapping[str, Any]) -> str:
+    """A sentence on the published figures: how far ours are from them, or why there are none."""
+    if not record["difference"]:
+        return f"Published: {record['published']}."
+    apart = [abs(number) for cells in record["difference"].values() for number in cells.values()]
+    if not any(apart):
+        return f"All {len(apart)} differences to published numbers are 0."
+    if scaled.table:
+        return f"Ours (and published): {pairs_in_words(record['published'], record['difference'])}"
+    shares = {
+        f"{row} of {column}": number / record["published"][row][column]
+        for row, cells in record["difference"].items()
+        for column, number in cells.items()
+    }
+    widest = max(shares, key=lambda name: abs(shares[name]))
+    return f"The widest of {len(shares)} differences to published figures is {shares[widest]:+.1%}, {widest}."
 
 
 def verdict_in_words(record: Mapping[str, Any]) -> str:

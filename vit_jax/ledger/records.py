@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.ledger.study import STUDY, Experiment, Study, known_trials
+from vit_jax.ledger.study import STUDY, Experiment, Figures, Study, known_trials
 from vit_jax.runs.workdir import commit_of_package, saved_run
 from vit_jax.shipped import EXPERIMENTS, PACKAGE
 
@@ -65,8 +65,41 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
         "seeds": sorted({trial.factors.get("seed", 0) for trial in finished}),
         "figures": figures,
         "finding": scaled.finding(figures) if scaled.finding else "",
-        "published": scaled.published,
+    } | beside_published(experiment, scaled, figures)
+
+
+def beside_published(experiment: Experiment, scaled: Experiment, figures: Figures) -> dict[str, Any]:
+    """What a record says of published figures: those that ours can be set against, and ours less them.
+
+    Args:
+      scaled: the experiment at the record's scale.
+
+    Returns:
+      `published` and `difference`, both by row and column; where nothing can be compared, `published` is the
+      reason and `difference` is empty.
+    """
+    pairs = {row: cells for row, cells in scaled.pairs(figures).items() if cells}
+    if not pairs:
+        return {"published": why_apart(experiment), "difference": {}}
+    rounded = {
+        row: {name: (round(paper, 6), round(ours - paper, 6)) for name, (paper, ours) in cells.items()}
+        for row, cells in pairs.items()
     }
+    return {
+        key: {row: {name: both[place] for name, both in cells.items()} for row, cells in rounded.items()}
+        for place, key in enumerate(("published", "difference"))
+    }
+
+
+def why_apart(experiment: Experiment) -> str:
+    """The reason why no published figure stands beside an experiment's."""
+    if not experiment.place:
+        return "nothing: the experiment is our own"
+    if experiment.place.startswith("Figure"):
+        return "a picture without numbers: what its text says of orderings can be compared alone"
+    if experiment.place.startswith("Section"):
+        return "a sentence without figures"
+    return "figures of other data and models: orderings can be compared alone"
 
 
 def read_study(folders: Sequence[Path]) -> dict[str, Any]:

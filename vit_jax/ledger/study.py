@@ -21,7 +21,7 @@ from vit_jax.command import read_config
 from vit_jax.errors import UserError
 from vit_jax.ledger.other_data import names_of, open_all, read_data, replaced
 from vit_jax.ledger.progress_page import write_progress
-from vit_jax.ledger.tables import beside
+from vit_jax.ledger.tables import Pairs, beside, matched
 from vit_jax.runs.jobs import Job, Outcome, job_of, outcome, run_jobs
 from vit_jax.runs.workdir import saved_run
 
@@ -194,7 +194,9 @@ class Experiment:
       table: the figures in Markdown; by default they stand beside those of `published`.
       draw: pictures by their names, without ending.
       finding: what came out, in a sentence made of the figures.
-      published: a table of `vit_jax.published`.
+      published: a table of `vit_jax.published`, of whose rows and columns the figures are.
+      compared: the published figure and ours, by row and column, where both measure the same; by default
+        those of `published`.
       options: its own flags: what `add_argument` takes.
       needs: what must be here, in words; empty: nothing.
       minutes: of two idle cores at laptop scale.
@@ -210,6 +212,7 @@ class Experiment:
     draw: Callable[[Study, Figures], Mapping[str, Any]] | None = None
     finding: Callable[[Figures], str] | None = None
     published: str = ""
+    compared: Callable[[Figures], Pairs] | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needs: str = ""
     minutes: float = 1.0
@@ -223,6 +226,12 @@ class Experiment:
     def markdown(self, figures: Figures) -> str:
         """The figures as a table."""
         return self.table(figures) if self.table else beside(published.table(self.published), figures)
+
+    def pairs(self, figures: Figures) -> Pairs:
+        """The published figures and ours, by row and column; none where nothing published is comparable."""
+        if self.compared:
+            return self.compared(figures)
+        return matched(published.table(self.published), figures) if self.published else {}
 
     def at(self, scale: str) -> "Experiment":
         """The experiment at a scale, `laptop` or `paper`.

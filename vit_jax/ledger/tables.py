@@ -8,6 +8,7 @@ from typing import Any
 from vit_jax import published
 
 Points = Sequence[Mapping[str, Any]]  # Factors and figures of runs that differ in their seeds alone.
+Pairs = Mapping[str, Mapping[str, tuple[float, float]]]  # A published figure and ours, by row and column.
 
 
 def markdown_table(header: Sequence[Any], lines: Iterable[Sequence[Any]]) -> str:
@@ -133,6 +134,46 @@ def beside(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -
     return markdown_table(header, lines)
 
 
+def matched(table: published.Table, figures: Mapping[str, Mapping[str, float]]) -> Pairs:
+    """The published figures that we have figures of, with ours.
+
+    Args:
+      figures: as of `beside`.
+    """
+    printed = table.by_model()
+    return {
+        row: {
+            column: (printed[column][row], figure)
+            for column, figure in cells.items()
+            if row in printed.get(column, {})
+        }
+        for row, cells in figures.items()
+    }
+
+
+def gains(published: Mapping[str, float], ours: Mapping[str, float], base: str) -> Pairs:
+    """The published points and ours that each name of both has over a base; nothing without the base."""
+    return {
+        f"points over {base}": {
+            name: (published[name] - published[base], ours[name] - ours[base])
+            for name in ours
+            if name != base and {name, base} <= published.keys() and base in ours
+        }
+    }
+
+
+def pairs_in_words(published: Mapping, difference: Mapping) -> str:
+    """A clause for each row: our figures, and in brackets the published."""
+    rows = []
+    for row, cells in difference.items():
+        figures = [
+            f"{name} {published[row][name] + apart:+.1f} ({published[row][name]:+.1f})"
+            for name, apart in cells.items()
+        ]
+        rows.append(f"{row}: {', '.join(figures)}")
+    return "; ".join(rows) + "."
+
+
 def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """A line for each recipe: the paper's values, and ours in bold where none of these is ours.
 
@@ -150,6 +191,18 @@ def agreement(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         ]
         lines.append([recipe, *marks])
     return markdown_table(["", *names], lines)
+
+
+def agreeing(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Pairs:
+    """The numbers of `agreement`: of the paper's values that which is ours, else the first."""
+    return {
+        recipe: {
+            name: (ours if ours in values else values[0], ours)
+            for name, values in entry["paper"].items()
+            if isinstance(ours := entry["ours"][name], (int, float))
+        }
+        for recipe, entry in figures.items()
+    }
 
 
 def differences(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
