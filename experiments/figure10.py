@@ -57,4 +57,4 @@ SHARED = dict(
     draw=draw,
     finding=finding,
 )
-EXPERIMENT = Experiment(**SHARED, place="Figure 10", paper=Experiment(**SHARED), minutes=9)
+EXPERIMENT = Experiment(**SHARED, place="Figure 10", paper=Experiment(**SHARED), minutes=5)

@@ -54,5 +54,5 @@ EXPERIMENT = Experiment(
     draw=lambda study, figures: {"figure3": lines(figures, "images", by=["model"])},
     finding=lambda figures: crossings(figures, "images", SMALL),
     paper=transfer(BY_SET | BAND, TASKS, "table5"),
-    minutes=140,
+    minutes=165,
 )

@@ -7,7 +7,7 @@ runs of 600 steps of its smallest model on other images. The smallest models hav
 At the paper's scale the models of table 6, by the mean of their fine-tuned accuracies.
 """
 
-from vit_jax.ledger.charts import lines
+from vit_jax.ledger.charts import lines, with_laws
 from vit_jax.ledger.laptop import DOWNSTREAM, MODELS, config, family_of, fewshot, mean_fewshot, shorter
 from vit_jax.ledger.paper_scale import scaling
 from vit_jax.ledger.power_law import laws, laws_in_words
@@ -38,6 +38,12 @@ def read(study):
     return {"points": points, "laws": laws(points, "exaflops", "accuracy", "family")}
 
 
+def draw(study, figures):
+    """Each model's accuracies, and each family's power law."""
+    chart = lines(figures["points"], "exaflops", by=["model"])
+    return {"figure5": with_laws(chart, figures["laws"], figures["points"], "exaflops", "family")}
+
+
 EXPERIMENT = Experiment(
     claim="At equal compute Transformers beat ResNets, and hybrids beat both at small compute alone.",
     place="Figure 5",
@@ -47,8 +53,8 @@ EXPERIMENT = Experiment(
     ),
     read=read,
     table=lambda figures: listing(figures["points"], ("model", "steps"), ("accuracy", "few-shot")),
-    draw=lambda study, figures: {"figure5": lines(figures["points"], "exaflops", by=["model"])},
+    draw=draw,
     finding=lambda figures: laws_in_words(figures["laws"]),
     paper=scaling("figure5"),
-    minutes=60,
+    minutes=70,
 )

@@ -56,4 +56,4 @@ SHARED = dict(
     draw=lambda study, figures: {"figure8": lines(figures, "compute", "few-shot", by=["changed"])},
     finding=lambda figures: slopes(figures, "compute", "few-shot", "changed"),
 )
-EXPERIMENT = Experiment(**SHARED, place="Figure 8", paper=Experiment(**SHARED), minutes=18)
+EXPERIMENT = Experiment(**SHARED, place="Figure 8", paper=Experiment(**SHARED), minutes=12)

@@ -55,6 +55,6 @@ LAPTOP = Experiment(
     table=table,
     draw=lambda study, figures: {"figure9": lines(figures, RATE, "few-shot", by=["model__pooling"])},
     finding=finding,
-    minutes=16,
+    minutes=38,
 )
 EXPERIMENT = replace(LAPTOP, paper=replace(LAPTOP, stages=(grid("pretrained", PAPER, pretrained_at_scale),)))

@@ -55,6 +55,6 @@ SMALL = Experiment(
     finding=lambda figures: (
         f"{ranking(means(figures['tests'], 'searched'))} of the test images, by what was searched."
     ),
-    minutes=15,
+    minutes=5,
 )
 EXPERIMENT = replace(SMALL, paper=replace(SMALL, stages=stages(PAPER[0], HELD_OUT_OF_IMAGENET, (0,))))

@@ -19,5 +19,5 @@ EXPERIMENT = Experiment(
     stages=(grid("quickstart", {}, lambda study, seed: ("quickstart", {}), SEEDS),),
     read=lambda study: (study.points("quickstart", "accuracy") or [{"seeds": [], "accuracy": []}])[0],
     table=table,
-    minutes=2.5,
+    minutes=2,
 )

@@ -54,5 +54,5 @@ EXPERIMENT = Experiment(
     table=lambda figures: listing(figures, (*FACTORS, "optimizer__learning_rate"), ("accuracy", "few-shot")),
     finding=lambda figures: f"Few-shot: {ranking(means(figures, *FACTORS, figure='few-shot'))}.",
     paper=transfer(PAPER, TASKS, "table7"),
-    minutes=18,
+    minutes=8,
 )

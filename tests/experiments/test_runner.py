@@ -11,6 +11,7 @@ import pytest
 from vit_jax import command, experiment, published
 from vit_jax.errors import UserError
 from vit_jax.ledger import ledger_page, records, study
+from vit_jax.ledger.progress_page import write_progress
 from vit_jax.ledger.records import keep_pictures, make_record, with_verdict, write_record
 from vit_jax.ledger.stages import at_best
 from vit_jax.ledger.study import Experiment, Study, conduct
@@ -107,7 +108,26 @@ def test_the_same_command_again_runs_nothing(file, runs, tmp_path):
 def test_progress_page_counts_the_runs(file, runs, tmp_path):
     experiment.main([file, f"--out={tmp_path / 'out'}"])
     page = (tmp_path / "out" / "progress.html").read_text()
-    assert "8 of 8 runs" in page and "53.20%" in page
+    assert "8 of 8 runs" in page and "53.20%" in page and " left of the stage" not in page
+
+
+def test_progress_page_says_the_time_that_is_left(tmp_path, monkeypatch):
+    jobs = [Job(tmp_path / name, ()) for name in "abcd"]
+    here, said = Study(tmp_path, {}), []
+    clock = iter((100.0, 130.0))
+
+    def run_jobs(jobs, say, after_each):
+        finish(jobs[0].workdir, 0.5)
+        after_each()
+
+    def shown():
+        write_progress(tmp_path / "progress.html", "It.", here, [])
+        said.append((tmp_path / "progress.html").read_text())
+
+    monkeypatch.setattr(study, "run_jobs", run_jobs)
+    monkeypatch.setattr(study.time, "monotonic", lambda: next(clock))
+    here.run([study.Trial("only", {"seed": 0}, job) for job in jobs], shown)
+    assert "1 of 4 runs that are known so far; about 1 min 30 s left of the stage" in said[0]
 
 
 def test_folder_of_another_study_is_refused(file, runs, tmp_path):
@@ -282,6 +302,8 @@ def test_pages_have_the_tables_of_the_records(recorded, file):
     assert "\n**Agrees with the claim.** The wider is ahead.\n" in page
     text = "# A page\n\n<!-- record widths -->\nold\n<!-- end of record -->\nmore\n"
     written = ledger_page.with_records(text, known, all_records)
+    judged = ledger_page.with_records(text.replace("record widths", "verdict widths"), known, all_records)
+    assert "-->\n**Agrees with the claim.** The wider is ahead.\n<!-- end of record -->\nmore" in judged
     assert "| 64 | 56.40 ± 0.00 |\n<!-- end of record -->\nmore" in written and "\nold" not in written
     assert ledger_page.with_records(written, known, all_records) == written
     with pytest.raises(UserError, match="no record 'nothing'"):
@@ -317,7 +339,27 @@ def test_gains_are_points_over_a_base_of_what_both_have():
     assert gains(paper, {"1d": 74.5}, "none") == {"points over none": {}}
 
 
+def test_record_without_runs_has_versions_and_the_time_that_was_spent(tmp_path, monkeypatch):
+    clock = iter((10.0, 52.0, 60.0, 60.0))
+    monkeypatch.setattr(study.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(records, "commit_of_package", lambda: "0123456789abcdef")
+    it = Experiment("It.", lambda study: {"Layers": {"ViT-B": 12}}, place="Table 1", published="table1")
+    conduct("it", it, Study(tmp_path, {}, lambda line: None))
+    record = make_record("it", it, [tmp_path])
+    assert record["seconds"] == 42 and {"python", "jax", "numpy"} <= record["versions"].keys()
+    assert record["published"] == {"Layers": {"ViT-B": 12}} and record["difference"] == {
+        "Layers": {"ViT-B": 0}
+    }
+
+
 # What is in the project.
+
+
+def test_minutes_of_an_experiment_are_those_that_its_record_bears_out():
+    for name, record in records.records().items():
+        recorded, said = record["seconds"] / 60, experiment.load(record["experiment"]).minutes
+        if recorded and record["scale"] == "laptop":  # The runs' times; two run at once, each on one core.
+            assert 0.45 * recorded <= said <= 1.2 * recorded, f"{name}: {said} min, {recorded:.1f} of runs"
 
 
 def test_the_projects_pages_agree_with_its_records():

@@ -34,10 +34,13 @@ def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), l
             members = sorted(members, key=lambda point: at(point, x))
         means = [100 * statistics.mean(point[y]) for point in members]
         deviations = [100 * statistics.stdev(point[y]) if len(point[y]) > 1 else 0.0 for point in members]
+        # A share is from 0 to 100 %, and so are its bars.
+        below = [min(mean, deviation) for mean, deviation in zip(means, deviations, strict=True)]
+        above = [min(100 - mean, deviation) for mean, deviation in zip(means, deviations, strict=True)]
         mark = MARKS.get(str(members[0].get("family")), "o")
         places = [at(point, x) for point in members]
         label = " ".join(map(short, name)) if name else None
-        axes.errorbar(places, means, deviations, fmt=f"{mark}-", capsize=3, markersize=5, label=label)
+        axes.errorbar(places, means, (below, above), fmt=f"{mark}-", capsize=3, markersize=5, label=label)
     if log and points and not isinstance(at(points[0], x), str):
         axes.set_xscale("log")
     axes.set(xlabel=labels.pop("xlabel", x), ylabel=labels.pop("ylabel", f"{y}, %"), **labels)
@@ -46,6 +49,31 @@ def lines(points: Points, x: str, y: str = "accuracy", by: Sequence[str] = (), l
         legend = dict(frameon=False, fontsize="small")
         # Many lines leave no room among them.
         axes.legend(**legend) if len(series) <= 4 else figure.legend(loc="outside right upper", **legend)
+    return figure
+
+
+def with_laws(figure, laws: Mapping[str, Mapping[str, float]], points: Points, x: str, by: str):
+    """A chart of `lines` with the power law of each group, dashed, over the places of its points.
+
+    Args:
+      laws: of `power_law.laws`, by the values of the factor `by`.
+    """
+    import numpy as np
+
+    (axes,) = figure.axes
+    for (name, law), dashes in zip(
+        laws.items(), itertools.cycle(((4, 2), (1, 1), (6, 2, 1, 2))), strict=False
+    ):
+        places = [at(point, x) for point in points if point[by] == name]
+        over = np.geomspace(min(places), max(places), 50)
+        fitted = 100 * (1 - law["factor"] * over ** -law["exponent"])
+        kept = fitted >= 0
+        axes.plot(
+            over[kept], fitted[kept], color="black", linewidth=1, dashes=dashes, label=f"{name}, power law"
+        )
+    for legend in figure.legends:
+        legend.remove()
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     return figure
 
 

@@ -11,7 +11,7 @@ from vit_jax.ledger.tables import markdown_table, pairs_in_words
 from vit_jax.progress import duration
 
 PAGE = ROOT / "LEDGER.md"
-BLOCK = re.compile(r"(<!-- record ([\w-]+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (record|verdict) ([\w-]+) -->\n).*?(<!-- end of record -->)", re.DOTALL)
 
 
 def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -127,16 +127,19 @@ def with_records(
 ) -> str:
     """A page in which each block `<!-- record NAME -->` ... `<!-- end of record -->` has the record's table.
 
+    One that begins with `<!-- verdict NAME -->` has the record's verdict.
+
     Raises:
       UserError: there is no such record.
     """
 
     def table(match: re.Match) -> str:
-        name = match[2]
+        what, name = match[2], match[3]
         if name not in records:
             raise UserError(f"no record {name!r}; {nearest(name, records)}")
         record = records[name]
         scaled = experiments[record["experiment"]].at(record["scale"])
-        return f"{match[1]}{scaled.markdown(record['figures'])}\n{match[3]}"
+        text = verdict_in_words(record) if what == "verdict" else scaled.markdown(record["figures"])
+        return f"{match[1]}{text}\n{match[4]}"
 
     return BLOCK.sub(table, text)

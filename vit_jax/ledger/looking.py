@@ -37,7 +37,7 @@ def of_models(
 ) -> Experiment:
     """An experiment on a ViT and a hybrid: those of figure 7's runs, or checkpoints that are given."""
     shared = dict(read=read, table=table, draw=draw, finding=finding)
-    own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=20)
+    own = {} if runs_of else dict(stages=(TRAINED,), options=FLAGS, minutes=35)
     return Experiment(
         claim, place=place, paper=Experiment("", **shared), needs=NEEDS, runs_of=runs_of, **own, **shared
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vit_jax.inspection.html_page import Section, picture, write_page
+from vit_jax.progress import duration
 
 if TYPE_CHECKING:
     from vit_jax.ledger.study import Study, Trial
@@ -28,6 +29,7 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
     counts = f"{done} of {len(study.trials)} runs that are known so far" + (
         f", {failed} failed" * bool(failed)
     )
+    counts += f"; about {duration(study.left)} left of the stage that is under way" if study.left else ""
     version = max((file.stat().st_mtime_ns for file in study.out.glob("*.png")), default=0)
     write_page(
         path,

@@ -8,16 +8,16 @@ the record says it, with what differs, as its verdict.
 import datetime
 import json
 import os
-import platform
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
 from vit_jax.ledger.study import STUDY, Experiment, Figures, Study, known_trials
-from vit_jax.runs.workdir import commit_of_package, saved_run
+from vit_jax.runs.workdir import commit_of_package, saved_run, versions_here
 from vit_jax.shipped import EXPERIMENTS, PACKAGE
 
 ROOT = PACKAGE.parent
@@ -49,7 +49,9 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
     if scaled.stages and not finished:
         raise UserError(f"no run of {name} is finished in {', '.join(map(str, folders))}")
     manifests = [saved_run(trial.job.workdir).manifest for trial in finished]
+    begun = time.monotonic()
     figures = json.loads(json.dumps(scaled.read(study)))
+    seconds = [study.outcome(trial).figures["seconds"] for trial in finished]
     return {
         "experiment": name,
         "claim": experiment.claim,
@@ -58,9 +60,9 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
         "command": command_of(name, study),
         "commit": commits(manifests, [trial.job.name for trial in finished]),
         "date": datetime.date.today().isoformat(),
-        "versions": manifests[0]["versions"] if manifests else {"python": platform.python_version()},
+        "versions": manifests[0]["versions"] if manifests else versions_here(),
         "machine": machine(manifests),
-        "seconds": round(sum(study.outcome(trial).figures["seconds"] for trial in finished)),
+        "seconds": round(sum(seconds) if scaled.stages else about.get("seconds", time.monotonic() - begun)),
         "runs": {"finished": len(finished), "known": len(trials), "failed": len(study.failures)},
         "seeds": sorted({trial.factors.get("seed", 0) for trial in finished}),
         "figures": figures,

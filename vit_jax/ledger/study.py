@@ -9,6 +9,7 @@ import ast
 import contextlib
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,7 @@ class Study:
         self.out, self.options, self.say, self.scale, self.steps = out, dict(options), say, scale, steps
         self.trials: list[Trial] = []
         self.data = read_data(options.get("data") or ())
+        self.left: float | None = None  # Seconds that the stage's other runs will take, once one is done.
         self._places, self._outcomes = places, {}
 
     def job(self, name: str, config: str = "quickstart", **values: Any) -> Job:
@@ -152,7 +154,18 @@ class Study:
           shown: called after each run.
         """
         self.trials += [trial for trial in trials if trial not in self.trials]
-        run_jobs([trial.job for trial in trials], self.say, shown)
+        begun, to_come = time.monotonic(), self.pending(trials)
+
+        def after_each() -> None:
+            pending = self.pending(trials)
+            self.left = (time.monotonic() - begun) / max(1, to_come - pending) * pending
+            shown()
+
+        run_jobs([trial.job for trial in trials], self.say, after_each)
+
+    def pending(self, trials: Sequence[Trial]) -> int:
+        """The number of runs that have neither finished nor failed, here or elsewhere."""
+        return sum(self.outcome(trial).pending for trial in trials)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -199,7 +212,7 @@ class Experiment:
         those of `published`.
       options: its own flags: what `add_argument` takes.
       needs: what must be here, in words; empty: nothing.
-      minutes: of two idle cores at laptop scale.
+      minutes: at laptop scale, of two processes with an idle core each.
       runs_of: the experiment whose stages and flags it has, and may share the folder of.
     """
 
@@ -257,6 +270,7 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
     if any(study.outcome(trial).pending for trial in first):  # Fine-tuning's too, before the pre-training.
         check_data(rehearsed(scaled, study.out, study.options, study.scale), study)
     claim(name, experiment, study)
+    begun = time.monotonic()
 
     def shown() -> None:
         pictures = draw(name, scaled, study, scaled.read(study)) if study.finished() else []
@@ -267,6 +281,8 @@ def conduct(name: str, experiment: Experiment, study: Study) -> Figures:
         check_data(trials, study)
         study.run(trials, shown)
     figures = scaled.read(study)
+    if not scaled.stages:
+        count_seconds(study, time.monotonic() - begun)
     write(name, scaled, study, figures)
     if failures := study.failures:
         first = next(iter(failures))
@@ -352,6 +368,13 @@ def claim(name: str, experiment: Experiment, study: Study) -> None:
         raise UserError(f"{study.out} holds files but no study; give a new or empty --out")
     study.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(ours, indent=2) + "\n")
+
+
+def count_seconds(study: Study, seconds: float) -> None:
+    """Adds to the time that a study without runs took, which nothing else in its folder tells."""
+    file = study.out / STUDY
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps(about | {"seconds": about.get("seconds", 0.0) + seconds}, indent=2) + "\n")
 
 
 def write(name: str, experiment: Experiment, study: Study, figures: Figures) -> None:

@@ -262,7 +262,6 @@ def make_manifest(
       metrics: formats of the objective's.
       flops: of training, for each image.
     """
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
     return {
         "format": FORMAT,
         "steps": steps,
@@ -279,8 +278,15 @@ def make_manifest(
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "commit": commit_of_package(),
-        "versions": {"python": platform.python_version()}
-        | {package: importlib.metadata.version(package) for package in packages},
+        "versions": versions_here(),
+    }
+
+
+def versions_here() -> dict[str, str]:
+    """The versions of Python and of the packages that a run depends on."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
+    return {"python": platform.python_version()} | {
+        package: importlib.metadata.version(package) for package in packages
     }
 
 
