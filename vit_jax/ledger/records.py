@@ -71,7 +71,7 @@ def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> d
 
 
 def beside_published(experiment: Experiment, scaled: Experiment, figures: Figures) -> dict[str, Any]:
-    """What a record says of published figures: those that ours can be set against, and ours less them.
+    """Published figures that ours can be set against, and ours less them, as a record has them.
 
     Args:
       scaled: the experiment at the record's scale.
