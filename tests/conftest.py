@@ -12,10 +12,16 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.metadata import version
 
 import pytest
 
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# XLA's fusion emitters go through MLIR, which takes a third of the time; from 0.11 there is no other way.
+OLD_EMITTERS = " --xla_cpu_use_fusion_emitters=false" if version("jaxlib") < "0.11" else ""
+FAST_COMPILE = "--xla_backend_optimization_level=0" + OLD_EMITTERS
+# Where a process computes for a minute, so that code twice as fast is worth its compilation.
+SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS
+os.environ.setdefault("XLA_FLAGS", FAST_COMPILE)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # Set for the workers by the process that starts them.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh
 
+from tests.conftest import FAST_COMPILE
 from tests.parallel.meshes import MESHES, MODELS
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, model_factory
@@ -20,7 +21,7 @@ from vit_jax.parallel.sharding import parameter_shardings, path_name
 from vit_jax.training.directions import DIRECTIONS
 
 EIGHT = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+    "XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8",
     "JAX_PLATFORMS": "cpu",
 }
 

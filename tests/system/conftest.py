@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests.conftest import FAST_COMPILE
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,10 +46,6 @@ def parameters(workdir: Path | str) -> list[np.ndarray]:
 def free_port() -> int:
     with socket.create_server(("", 0)) as server:
         return server.getsockname()[1]
-
-
-# Half the time to compile; a run's speed does not matter here.
-FAST_COMPILE = "--xla_backend_optimization_level=0"
 
 
 class Runner:

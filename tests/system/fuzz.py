@@ -19,7 +19,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.system.conftest import FAST_COMPILE, ROOT, SMALL
+from tests.conftest import FAST_COMPILE
+from tests.system.conftest import ROOT, SMALL
 from vit_jax.config import VALUES
 
 HOSTILE = {

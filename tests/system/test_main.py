@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import vit_jax
-from tests.system.conftest import FAST_COMPILE, SMALL
+from tests.conftest import FAST_COMPILE
+from tests.system.conftest import SMALL
 from vit_jax.runs.goodput import KINDS
 
 

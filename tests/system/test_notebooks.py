@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import vit_jax
+from tests.conftest import SOME_SPEED
 from tests.system.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -33,11 +34,11 @@ def code(notebook: Path) -> list[str]:
 def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
     script = tmp_path / "notebook.py"
     script.write_text("\n\n".join([*code(notebook), PROMISES[notebook.stem]]))
-    places = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "MPLBACKEND": "agg"}
+    own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "MPLBACKEND": "agg", "XLA_FLAGS": SOME_SPEED}
     process = subprocess.run(
         [sys.executable, script],
         cwd=tmp_path,
-        env=run.environment | places,
+        env=run.environment | own,
         capture_output=True,
         text=True,
         timeout=600,

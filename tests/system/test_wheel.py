@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.conftest import FAST_COMPILE
 from tests.pages import blocks
-from tests.system.conftest import FAST_COMPILE, ROOT, free_port
+from tests.system.conftest import ROOT, free_port
 from vit_jax.data.sources.digits import digits
 
 pytestmark = pytest.mark.slow

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
+from tests.conftest import FAST_COMPILE
 from vit_jax.models.pixels import to_floats
 from vit_jax.training.mixing import (
     augment,
@@ -243,7 +244,7 @@ jax.tree.map(lambda one, eight: np.testing.assert_allclose(one, eight, atol=1e-6
 @pytest.mark.slow
 def test_eight_devices_augment_as_one():
     eight = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+        "XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
