@@ -164,6 +164,18 @@ def test_mae_finetune_config_holds_the_published_values(model, row):
             (30, 512, 5e-5, 1e-8, 0, 0.8, 0.4, 0.0, 0.9999, 384, 384),
         ),
         ("model=ConvNeXt-L,task=finetune_i1k", (30, 512, 5e-5, 1e-8, 0, 0.7, 0.95, 0.0, 0.0, 384, 384)),
+        (
+            "model=ConvNeXtV2-Atto,task=finetune_fcmae",
+            (600, 1024, 8e-4, 0.3, 0, 0.9, 0.1, 0.0, 0.9999, 224, 256),
+        ),
+        (
+            "model=ConvNeXtV2-T,task=finetune_fcmae",
+            (300, 1024, 3.2e-3, 0.05, 50046, 0.9, 0.2, 0.8, 0.9999, 224, 256),
+        ),
+        (
+            "model=ConvNeXtV2-B,task=finetune_fcmae",
+            (100, 1024, 2.5e-3, 0.05, 25023, 0.6, 0.1, 0.8, 0.9999, 224, 256),
+        ),
     ],
 )
 def test_convnext_config_holds_the_published_values(argument, row):
@@ -175,7 +187,7 @@ def test_convnext_config_holds_the_published_values(argument, row):
     assert (*found, optimizer.average, data.image_size, data.test_resize) == row
     assert augment.cutmix == (1.0 if augment.mixup else 0.0)
     assert (augment.policy, augment.erasing) == ("rand-m9-mstd0.5-inc1", 0.25)
-    assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.1)
+    assert (config.loss.name, config.loss.label_smoothing) == ("softmax", 0.2 if "Atto" in argument else 0.1)
     assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.clip_norm) == (
         "adam",
         0.9,

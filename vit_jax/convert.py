@@ -1,10 +1,10 @@
 """Writes a checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
-Transformers, `hf://owner/name`, or a `.pth` file of the authors of DINO, DINOv2, MAE or DeiT, which
-PyTorch reads (`FILE.pth@teacher`: one of several dicts of tensors). DESTINATION is `FILE.npz` for
-Google's format, or a new folder for Transformers, or for timm where Transformers has no such model;
-`--to` chooses.
+Transformers, `hf://owner/name`, or a `.pth` file of the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
+BEiT, EVA or EVA-02, which PyTorch reads (`FILE.pth@teacher`: one of several dicts of tensors).
+DESTINATION is `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
+Transformers has no such model; `--to` chooses.
 """
 
 import re
@@ -20,6 +20,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import LIBRARIES, WRITTEN, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
+from vit_jax.interop.timm.authors import PIXELS
 from vit_jax.interop.torch_files import is_torch_file, unpack
 from vit_jax.runs.workdir import open_any
 from vit_jax.save import check_destination, left_out, library_of, objective_beside
@@ -36,6 +37,7 @@ flags.DEFINE_enum(
     "small constants of a ResNet's norms, where the formats do not agree",
 )
 flags.DEFINE_enum("position", None, ["1d"], "writes fixed positions as a table that is learned")
+flags.DEFINE_enum("pixels", None, sorted(PIXELS), "mean and deviation of pixels, for a .pth file")
 flags.DEFINE_float("norm_epsilon", None, "small constant of the layer norms, where the formats do not agree")
 
 _OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "position", "resnet_epsilons")
@@ -52,9 +54,11 @@ def main(arguments: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         if is_torch_file(source):
-            unpacked, notes = unpack(source, Path(folder))
+            unpacked, notes = unpack(source, Path(folder), flags.FLAGS.pixels)
             print("\n".join(notes))
             source = str(unpacked)
+        elif flags.FLAGS.pixels:
+            raise UserError("--pixels is for .pth files, which do not say how their models see pixels")
         convert(source, destination, changes)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -13,11 +14,12 @@ from helpers import logits_of, random_images, randomise, torch_logits
 
 import vit_jax
 from vit_jax.errors import UserError
+from vit_jax.interop.timm.authors import PIXELS
 from vit_jax.interop.torch_files import unpack
 
 
-def convert(source, destination):
-    command = [sys.executable, "-m", "vit_jax.convert", str(source), str(destination), "--to=timm"]
+def convert(source, destination, *options):
+    command = [sys.executable, "-m", "vit_jax.convert", str(source), str(destination), "--to=timm", *options]
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
 
 
@@ -35,12 +37,119 @@ def test_model_of_a_pth_file_gives_the_authors_outputs(torch, timm, tmp_path):
     done = convert(tmp_path / "dinov2.pth", tmp_path / "folder")
     assert done.returncode == 0, done.stderr
     assert "left out, of pre-training alone: mask_token" in done.stdout
-    assert "assumed: pixels by ImageNet's mean and deviation" in done.stdout
+    assert "assumed: pixels by the mean and deviation `imagenet`, a crop of 7/8" in done.stdout
     ours = vit_jax.load_model(tmp_path / "folder", say=str)
     assert ours.mean == (0.485, 0.456, 0.406)
     images = random_images(ours)
     wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6 * np.abs(wanted).max())
+
+
+def authors_of_dinov3(torch, state, grid):
+    """Tensors by the names of DINOv3's authors, whose bias of keys is masked, whatever it is."""
+    saved = {"mask_token": torch.ones(1, 128), "local_cls_norm.weight": torch.ones(128)}
+    saved["rope_embed.periods"] = 100 ** (torch.arange(16) / 16)
+    for name, x in state.items():
+        name = re.sub(r"gamma_(\d)", r"ls\1.gamma", name).replace("reg_token", "storage_tokens")
+        if name.endswith("q_bias"):
+            start = name.removesuffix("q_bias")
+            keys = torch.full_like(x, float("nan"))
+            saved[start + "qkv.bias"] = torch.cat([x, keys, state[start + "v_bias"]])
+            saved[start + "qkv.bias_mask"] = torch.cat([x * 0 + 1, x * 0, x * 0 + 1])
+        elif not name.endswith("v_bias"):
+            saved[name] = x
+    return saved
+
+
+def authors_of_eva02(torch, state, grid):
+    """Tensors by the names of EVA-02's authors, with what pre-training alone needs and tables of angles."""
+    saved = {"mask_token": torch.ones(1, 1, 128), "lm_head.weight": torch.ones(2, 128)}
+    places = torch.arange(grid) / grid * 16
+    turns = torch.outer(places, 10_000 ** (-torch.arange(0, 32, 2) / 32)).repeat_interleave(2, dim=1)
+    both = (turns[:, None].expand(-1, grid, -1), turns[None].expand(grid, -1, -1))
+    angles = torch.cat(both, dim=-1).reshape(-1, 64)
+    for start in ("", "blocks.0.attn."):
+        saved |= {f"{start}rope.freqs_cos": angles.cos(), f"{start}rope.freqs_sin": angles.sin()}
+    for name, x in state.items():
+        name = re.sub(r"([qv])_proj.bias", r"\1_bias", name)
+        if "mlp.fc1." in name:  # The packed gate of the small models, whose gate is first.
+            for way, half in zip(("w1", "w2"), x.chunk(2), strict=True):
+                saved[name.replace("fc1", way)] = half
+        else:
+            for theirs, timms in dict(w1="fc1_g", w2="fc1_x", w3="fc2", ffn_ln="norm").items():
+                name = name.replace(f"mlp.{timms}.", f"mlp.{theirs}.")
+            saved[name] = x
+    return saved
+
+
+def authors_of_beit(torch, state, grid):
+    saved = dict(state, mask_token=torch.ones(1, 1, 128))
+    saved["blocks.0.attn.relative_position_index"] = torch.zeros(5, 5, dtype=torch.int64)
+    return saved | {"cls_pt_layers.0.norm1.weight": torch.ones(128), "lm_head.bias": torch.ones(2)}
+
+
+def authors_of_deit3(torch, state, grid):
+    return {re.sub(r"ls(\d).gamma", r"gamma_\1", name): x for name, x in state.items()}
+
+
+def as_they_are(torch, state, grid):
+    return state
+
+
+SMALL = dict(embed_dim=128, depth=2, num_heads=2, img_size=64)
+AUTHORS = [
+    ("vit_base_patch16_dinov3_qkvb", dict(global_pool="token"), authors_of_dinov3, None, "imagenet"),
+    ("vit_base_patch16_dinov3", dict(global_pool="token"), authors_of_dinov3, "satellite", "satellite"),
+    ("eva02_base_patch14_448", dict(img_size=56), authors_of_eva02, None, "clip"),
+    ("eva02_small_patch14_224", dict(img_size=56, use_fc_norm=False), authors_of_eva02, None, "clip"),
+    (
+        "eva_giant_patch14_224",
+        dict(embed_dim=1408, depth=1, num_heads=16, img_size=28),
+        as_they_are,
+        "clip",
+        "clip",
+    ),
+    ("beit_base_patch16_224", {}, authors_of_beit, "half", "half"),
+    ("deit3_small_patch16_224", {}, authors_of_deit3, None, "imagenet"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "rename", "pixels", "seen"), AUTHORS, ids=[case[0] for case in AUTHORS]
+)
+def test_later_models_of_their_authors_give_timms_outputs(
+    name, sizes, rename, pixels, seen, torch, timm, tmp_path
+):
+    sizes = SMALL | sizes
+    theirs = randomise(torch, timm.create_model(name, **sizes))
+    size = sizes["img_size"]
+    saved = rename(torch, dict(theirs.state_dict()), size // theirs.patch_embed.patch_size[0])
+    torch.save({"model": saved}, tmp_path / "x.pth")
+    done = convert(tmp_path / "x.pth", tmp_path / "folder", *([f"--pixels={pixels}"] if pixels else []))
+    assert done.returncode == 0, done.stderr
+    assert f"assumed: pixels by the mean and deviation `{seen}`, a crop of 7/8" in done.stdout
+    ours = vit_jax.load_model(tmp_path / "folder", image_size=size, say=str)
+    assert np.allclose(ours.mean, PIXELS[seen]["mean"])
+    images = random_images(ours)
+    wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
+    np.testing.assert_allclose(logits_of(ours, images), wanted, atol=4e-6 * np.abs(wanted).max())
+
+
+def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
+    def refused(name, sizes, rename, **changes):
+        state = timm.create_model(name, **SMALL | sizes).state_dict()
+        torch.save(rename(torch, dict(state), 4) | changes, tmp_path / "x.pth")
+        with pytest.raises(UserError) as error:
+            unpack(str(tmp_path / "x.pth"), tmp_path)
+        return str(error.value)
+
+    words = refused("beit_base_patch16_224", {}, authors_of_beit)
+    assert words.endswith("no file of this kind says: --pixels=half (BEiT), --pixels=imagenet (BEiT v2)")
+    other = {"rope_embed.periods": torch.arange(16.0)}
+    words = refused("vit_base_patch16_dinov3_qkvb", dict(global_pool="token"), authors_of_dinov3, **other)
+    assert words.endswith("its rotary positions (periods) are not those of the published models")
+    words = refused("eva_giant_patch14_224", dict(img_size=56), as_they_are)
+    assert words.endswith("nothing says how many heads an EVA of width 128 without rotary positions has")
 
 
 @pytest.fixture

@@ -18,7 +18,10 @@ _PILLOW = {1: "lanczos", 2: "bilinear_antialias", 3: "bicubic"}
 _PILLOW_NAMES = {0: "nearest", 4: "box", 5: "hamming"}
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "deviation": (0.229, 0.224, 0.225)}
-_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+CLIP = {
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "deviation": (0.26862954, 0.26130258, 0.27577711),
+}
 
 # What Transformers' image processors do where their file does not say.
 _PROCESSORS = {
@@ -34,16 +37,16 @@ _PROCESSORS = {
         resample=3,
         do_center_crop=True,
         crop_size={"height": 224, "width": 224},
-        image_mean=_CLIP[0],
-        image_std=_CLIP[1],
+        image_mean=CLIP["mean"],
+        image_std=CLIP["deviation"],
     ),
     "CLIP": dict(
         size={"shortest_edge": 224},
         resample=3,
         do_center_crop=True,
         crop_size={"height": 224, "width": 224},
-        image_mean=_CLIP[0],
-        image_std=_CLIP[1],
+        image_mean=CLIP["mean"],
+        image_std=CLIP["deviation"],
     ),
     "Beit": dict(size={"height": 224, "width": 224}, resample=3),
     "Siglip": dict(size={"height": 224, "width": 224}, resample=3),

@@ -16,8 +16,8 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import timm
 from vit_jax.interop.beside import write_beside
-from vit_jax.interop.preprocessing import IMAGENET
 from vit_jax.interop.projection_heads import OWNS, read_heads
+from vit_jax.interop.timm.authors import PIXELS, as_timm
 
 SUFFIXES = (".pth", ".pt")
 OLDEST_TORCH = (2, 6)  # Before, weights_only=True could be made to run code (CVE-2025-32434).
@@ -69,11 +69,10 @@ save_file(floats, destination)
 _PREFIXES = r"^(module\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {"register_tokens": "reg_token", r"\.mlp\.w12\.": ".mlp.fc1.", r"\.mlp\.w3\.": ".mlp.fc2."}
 _RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."  # Blocks in chunks, which count through all of them.
-_SEEN = dict(mean=IMAGENET["mean"], std=IMAGENET["deviation"], interpolation="bicubic", crop_pct=0.875)
 # What belongs to pre-training and not to the model: tokens that mask, decoders, projection heads.
 # What an objective starts from is kept.
 _LEFT_OUT = r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
-_LEFT_OUT += r"|^(projector|predictor)"
+_LEFT_OUT += r"|^(projectors?|predictor|lm_head|cls_pt_layers|local_cls_norm)\b"
 
 
 def is_torch_file(source: str) -> bool:
@@ -81,22 +80,20 @@ def is_torch_file(source: str) -> bool:
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
-def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
+def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
     """Writes the tensors of one of PyTorch's files into a folder as timm has them, DINO's heads beside them.
-
-    They see pixels by ImageNet's mean and deviation, 7/8 of the short side, as the authors of DINO, DINOv2,
-    MAE and DeiT have it.
 
     Args:
       source: the path; `FILE@KEY` where the file holds several dicts of tensors, such as `teacher`.
       folder: an empty one, for the new file.
+      pixels: by which mean and deviation the model sees them, of `PIXELS`; None: as its authors have it.
 
     Returns:
       The folder, and in words what was left out and taken for granted.
 
     Raises:
       UserError: there is no such file, or no torch of 2.6 or later; the file holds more than tensors, or
-        several dicts of them and no key.
+        several dicts of them and no key; see also `as_timm`.
     """
     from safetensors.numpy import load_file, save_file
 
@@ -135,14 +132,21 @@ def unpack(source: str, folder: Path) -> tuple[Path, list[str]]:
         # There registers have no positions; in timm zeros are none.
         table, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
         tensors["pos_embed"] = np.concatenate([table[:, :1], zeros, table[:, 1:]], axis=1)
+    try:
+        tensors, config = as_timm(tensors, pixels)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(dict(pretrained_cfg=_SEEN)))
+    (folder / "config.json").write_text(json.dumps(config))
     if heads:
         write_beside(folder, "dino", heads.values, heads.own, heads.memory)
         notes.extend(heads.notes)
     starts = sorted({name.split(".")[0] for name in left_out})
     notes.extend(f"left out, of pre-training alone: {start}" for start in starts)
-    return folder, [*notes, "assumed: pixels by ImageNet's mean and deviation, a crop of 7/8, bicubic"]
+    seen = config["pretrained_cfg"]
+    mean = next(title for title, way in PIXELS.items() if way["mean"] == seen["mean"])
+    crop = "all of the image's square" if seen["crop_pct"] == 1 else "a crop of 7/8"
+    return folder, [*notes, f"assumed: pixels by the mean and deviation `{mean}`, {crop}, bicubic"]
 
 
 def _short(name: str) -> str:

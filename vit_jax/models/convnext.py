@@ -384,7 +384,8 @@ def _layers(model: ConvNeXt) -> Callable[[str], float]:
     """The function that numbers a parameter's layer, as the papers' fine-tuning counts them.
 
     Models with 27 blocks or so in the third stage have twelve layers: each other stage is one, and three
-    blocks of the third are one (V1, and V2's larger ones). Of smaller models each block is one (V2).
+    blocks of the third are one (V1, and V2's larger ones). Of smaller models each block is one, the first
+    of them with the stem (V2).
     """
     blocks = model.blocks
     grouped = len(blocks) == 4 and blocks[2] >= 27
@@ -394,7 +395,7 @@ def _layers(model: ConvNeXt) -> Callable[[str], float]:
 def _layer(blocks: tuple[int, ...], grouped: bool, path: str) -> float:
     first, *rest = path.split("/")
     if first in ("stem", "stem_norm"):
-        return -1
+        return -1 if grouped else 0
     if first != "stages":
         return math.inf
     stage, place = int(rest[0]), int(rest[1]) if rest[1].isdigit() else 0

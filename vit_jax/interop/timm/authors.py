@@ -1,0 +1,122 @@
+"""Tensors of the authors of DINOv3, EVA, EVA-02, BEiT and DeiT-III, by the names that timm has for them.
+
+Sources: the published code of facebookresearch/dinov3 (layers), baaivision/EVA (EVA-01, EVA-02),
+microsoft/unilm (beit, beit2) and facebookresearch/deit (models_v2.py).
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop.preprocessing import CLIP, IMAGENET
+
+# By which mean and deviation models see pixels; `satellite` is of DINOv3's SAT-493M.
+PIXELS = {
+    "imagenet": IMAGENET,
+    "clip": CLIP,
+    "half": {"mean": (0.5, 0.5, 0.5), "deviation": (0.5, 0.5, 0.5)},
+    "satellite": {"mean": (0.430, 0.411, 0.296), "deviation": (0.213, 0.156, 0.143)},
+}
+_NAMES = {
+    "storage_tokens": "reg_token",
+    r"\.mlp\.w1\.": ".mlp.fc1_g.",
+    r"\.mlp\.w2\.": ".mlp.fc1_x.",
+    r"\.mlp\.ffn_ln\.": ".mlp.norm.",
+    r"\.attn\.inner_attn_ln\.": ".attn.norm.",
+}
+# What follows from sizes: the angles of rotary positions, and which third of a bias is used.
+_FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
+_TABLE = "relative_position_bias_table"
+
+
+def as_timm(tensors: Mapping[str, np.ndarray], pixels: str | None) -> tuple[dict[str, np.ndarray], dict]:
+    """The tensors by timm's names, and the `config.json` that timm would have for them.
+
+    Args:
+      tensors: by the authors' names, without what wrappers put before these.
+      pixels: of `PIXELS`; None: as the authors have it for models of this kind.
+
+    Raises:
+      UserError: rotary positions of another kind than the published ones; models of this kind see pixels in
+        several ways, and `pixels` does not say which; nothing says the number of heads.
+    """
+    named = {_name(name): array for name, array in tensors.items() if not _FOLLOWS.match(name)}
+    kernel = named.get("patch_embed.proj.weight")
+    dim, patch = kernel.shape[::3] if kernel is not None and kernel.ndim == 4 else (0, 0)
+    angles = next((array for name, array in tensors.items() if name.endswith("rope.freqs_cos")), None)
+    tables = [array for name, array in named.items() if name.endswith(_TABLE)]
+    config, side, choices = {}, 0, {"imagenet": "all"}
+    if "rope_embed.periods" in tensors:
+        periods = tensors["rope_embed.periods"]
+        _check("periods", periods, 100 ** (2 * np.arange(len(periods)) / (2 * len(periods))))
+        named = _with_biases_apart(named)
+        config = _eva("vit_base_patch16_dinov3", dim // (4 * len(periods)), patch, "token")
+        if dim in (1024, 4096):
+            choices = {"imagenet": "LVD-1689M", "satellite": "SAT-493M"}
+    elif tables:
+        side = (math.isqrt(len(tables[0]) - 3) + 1) * patch // 2
+        choices = {"half": "BEiT", "imagenet": "BEiT v2"}
+    elif "blocks.0.attn.q_bias" in named and "pos_embed" in named:
+        side = math.isqrt(named["pos_embed"].shape[1] - 1) * patch
+        if angles is not None:
+            _check("rope.freqs_cos", angles, _angles(*angles.shape))
+            config = _eva("eva02_base_patch14_224", dim // angles.shape[1], patch, "avg")
+            choices = {"clip": "all"}
+        elif dim == 1408:
+            config = _eva("eva_giant_patch14_224", 16, patch, "avg")
+            choices = {"clip": "EVA from CLIP alone", "imagenet": "EVA by way of 30 million images"}
+        else:
+            raise UserError(f"nothing says how many heads an EVA of width {dim} without rotary positions has")
+    elif "blocks.0.gamma_1" in named:  # DeiT-III; the others above have the same names for their scales.
+        named = {re.sub(r"\.gamma_(\d)$", r".ls\1.gamma", name): array for name, array in named.items()}
+    if pixels is None and len(choices) > 1:
+        ways = ", ".join(f"--pixels={way} ({which})" for way, which in choices.items())
+        raise UserError(f"by which mean and deviation it sees pixels, no file of this kind says: {ways}")
+    seen = PIXELS[pixels or next(iter(choices))]
+    crop = 1.0 if side >= 384 else 0.875  # As BEiT and EVA are evaluated; the others below 384 pixels.
+    shown = {"mean": seen["mean"], "std": seen["deviation"], "interpolation": "bicubic", "crop_pct": crop}
+    return named, config | {"pretrained_cfg": shown}
+
+
+def _name(name: str) -> str:
+    for pattern, other in _NAMES.items():
+        name = re.sub(pattern, other, name)
+    return name
+
+
+def _eva(architecture: str, heads: int, patch: int, pooled: str) -> dict:
+    """A `config.json` of timm's Eva; the other sizes are the tensors'."""
+    given = {"num_heads": heads, "patch_size": patch}
+    return {"architecture": architecture, "global_pool": pooled, "model_args": given}
+
+
+def _with_biases_apart(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """DINOv3's tensors as timm's Eva has them; the bias of keys is masked there, whatever is in it."""
+    tensors = {}
+    for name, array in named.items():
+        if name.endswith("attn.qkv.bias"):
+            start, (query, _, value) = name.removesuffix("qkv.bias"), np.split(array, 3)
+            tensors |= {f"{start}q_bias": query, f"{start}v_bias": value}
+        else:
+            tensors[re.sub(r"\.ls(\d)\.gamma$", r".gamma_\1", name)] = array
+    return tensors
+
+
+def _angles(rows: int, dim: int) -> np.ndarray:
+    """EVA-02's cosines for a square grid, `[rows, dim]`: theirs span the 16 x 16 of pre-training."""
+    side = math.isqrt(rows)
+    turns = np.arange(side)[:, None] / side * 16 / 10_000 ** (np.arange(0, dim // 2, 2) / (dim // 2))
+    turns = np.repeat(turns, 2, axis=1)
+    down, across = np.broadcast_arrays(turns[:, None], turns[None])
+    return np.cos(np.concatenate([down, across], axis=-1)).reshape(-1, dim)
+
+
+def _check(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
+    """Raises UserError where rotary positions are not those that will be computed in their place."""
+    if (
+        found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max()
+    ):  # It may be bfloat16.
+        raise UserError(f"its rotary positions ({name}) are not those of the published models")
