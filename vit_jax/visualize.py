@@ -2,9 +2,10 @@
 
 Into DIR: attention rollout over the images (--layers: after each layer; --heads: each head of the last
 layer), the heads' mean attention distance, similarity of the position embeddings, principal components of the
-patch embedding's filters and, as colours, of the last layer's tokens; all as PNG, the numbers as arrays.npz,
-and index.html, one file with all of them, on which a click lays any head's attention over the images. A
-figure that is not defined for the model is a line that says why.
+first layer's filters and, as colours, of the last layer's tokens; of a BiT, ConvNeXt or Swin each stage's
+features as colours, and what places attend to in a Swin's windows. All as PNG, the numbers as arrays.npz, and
+index.html, one file with all of them, on which a click lays any head's attention over the images. A figure
+that is not defined for the model is a line that says why.
 """
 
 from pathlib import Path
@@ -46,7 +47,6 @@ def main(arguments: list[str]) -> None:
     source = ImageFiles(find_images(IMAGES.value)) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
-    from vit_jax.inspection.attention_maps import check_has_tokens
     from vit_jax.inspection.drawing import draw_all
     from vit_jax.interop.checkpoint import model_name
     from vit_jax.load import build_model
@@ -55,7 +55,6 @@ def main(arguments: list[str]) -> None:
     changes = {"image_size": command.parse_image_size(IMAGE_SIZE.value)} if IMAGE_SIZE.value else {}
     checkpoint = open_any(CHECKPOINT.value, changes.get("image_size"))
     model = build_model(checkpoint, **changes)
-    check_has_tokens(model)
     if model.channels != 3:
         raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
     names, images = read_images(source, checkpoint_crop(checkpoint, model.image_size), MOST.value)

@@ -101,11 +101,11 @@ def test_distance_is_the_sum_of_its_definition():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("BiT-R50x1", dict(resnet_blocks=(1,), resnet_width=1), "a BiT has no attention .* dense=True"),
+        ("BiT-R50x1", dict(resnet_blocks=(1,), resnet_width=1), "a BiT has no attention among all"),
         (
             "Swin-T",
             dict(dim=16, blocks=(2, 2), stage_heads=(1, 2)),
-            r"a Swin has no attention .* capture=\('attention', 'features'\)",
+            r"a Swin has no attention .* capture=\('attention', 'attended', 'features'\)",
         ),
         ("ViT-Ti/4", dict(SMALL, attention="axial", pooling="gap"), "not defined for axial attention"),
         ("ViT-Ti/32", SMALL, "the model has one patch"),

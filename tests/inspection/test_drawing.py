@@ -25,8 +25,8 @@ VARIANTS = {
     ),
     "hybrid": (
         ("R+ViT-Ti/16", dict(image_size=(32, 64), position="relative")),
-        ALL - {"positions", "filters"},
-        {"Similarity": "no position embedding", "Principal components": "a ResNet reads the image"},
+        ALL - {"positions"},
+        {"Similarity": "no position embedding"},
     ),
 }
 
@@ -63,6 +63,27 @@ def test_figures_are_drawn_where_they_are_defined(variant, files, tmp_path, caps
     assert arrays["token_colours"].shape == (3, *model.grid, 3)
     if "rollout" in drawn:
         assert arrays["rollout"].shape == (3, *model.grid)
+
+
+STAGED = {
+    "BiT-R50x1": dict(resnet_blocks=(1, 1), resnet_width=1),
+    "ConvNeXt-T": dict(blocks=(1, 1), widths=(8, 12)),
+    "Swin-T": dict(dim=16, blocks=(2, 1), stage_heads=(2, 4), window=3, patch_size=2),
+}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_a_model_of_stages_is_drawn_by_stages(name, files, tmp_path, capsys):
+    model = create_model(name, num_classes=5, image_size=(32, 40), **STAGED[name])
+    names, images = read_images(files, TestCrop(model.image_size, resize=32), 3)
+    draw_all(model, names, images, tmp_path, "What it sees", "Its place", batch_size=2)
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"filters", "stage_1", "stage_2"}
+    assert capsys.readouterr().out.count("not defined") == 3
+    arrays, maps = np.load(tmp_path / "arrays.npz"), model.features(images, dense=True)
+    for stage, features in enumerate(maps, start=1):
+        assert arrays[f"stage_{stage}_colours"].shape == (*features.shape[:3], 3)
+    page = (tmp_path / "index.html").read_text()
+    assert ("places of a window attend to" in page) == ("layer 3, head" in page) == (name == "Swin-T")
 
 
 def test_transparent_picture_is_seen_on_white(tmp_path):

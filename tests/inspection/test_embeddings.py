@@ -58,10 +58,18 @@ def test_filters_are_principal_components():
     np.testing.assert_allclose(found[1], second, atol=1e-5)
 
 
-def test_hybrid_has_no_filters():
-    model = create_model("R+ViT-Ti/16", num_classes=5, image_size=64, dim=16, depth=1, hidden=32, heads=2)
-    with pytest.raises(UserError, match="no patches of pixels"):
-        filters(model)
+@pytest.mark.parametrize(
+    ("name", "options", "side"),
+    [
+        ("R+ViT-Ti/16", dict(dim=16, depth=1, hidden=32, heads=2), 7),
+        ("BiT-R50x1", dict(resnet_blocks=(1,), resnet_width=1), 7),
+        ("ConvNeXt-T", dict(blocks=(1,), widths=(8,)), 4),
+        ("Swin-T", dict(dim=16, blocks=(1,), stage_heads=(1,)), 4),
+    ],
+)
+def test_filters_are_of_the_layer_that_reads_pixels(name, options, side):
+    found = filters(create_model(name, num_classes=5, image_size=64, **options), 8)
+    assert found.shape == (8, side, side, 3) and found.min() == 0 and found.max() == 1
 
 
 def test_tokens_along_three_directions_become_three_colours():

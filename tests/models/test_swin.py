@@ -282,8 +282,24 @@ def test_attention_of_each_window_is_captured():
     assert len(found["features"]) == 3
     np.testing.assert_allclose(last, model.features(images, dense=True)[-1], atol=1e-6)
     np.testing.assert_allclose(logits, model(images), atol=1e-6)
-    with pytest.raises(UserError, match="'tokens' cannot be captured; there are: attention, features"):
+    with pytest.raises(
+        UserError, match="'tokens' cannot be captured; there are: attention, attended, features"
+    ):
         model(images, capture=("tokens",))
+
+
+def test_what_is_attended_to_lies_where_it_is():
+    """Of a map of 7x9 in windows of 3, whose second block is shifted by 1 and filled up with zeros."""
+    model = random_model("Swin-T", **TINY)
+    _, found = model(random_images(1, *TINY["image_size"]), capture=("attention", "attended"))
+    for block, shift in ((0, 0), (1, 1)):
+        weights, wanted = np.asarray(found["attention"][block])[0], np.zeros((9, 9, 2))
+        for window, each in enumerate(weights):
+            for token in range(9):
+                row, column = window // 3 * 3 + token // 3, window % 3 * 3 + token % 3
+                wanted[row, column] = each[:, :, token].sum(axis=-1)
+        wanted = np.roll(wanted[:7], (shift, shift), axis=(0, 1))
+        np.testing.assert_allclose(found["attended"][block][0], wanted, rtol=1e-5)
 
 
 def test_dense_features_are_of_each_stage():

@@ -12,19 +12,13 @@ from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, TokenModel
 
 
-def check_has_tokens(model: ImageModel) -> None:
-    """Raises UserError for a model without tokens, of which there is no such picture."""
-    if not isinstance(model, TokenModel):
-        raise UserError(
-            f"a {type(model).__name__} has no attention among all patches to show; in Python "
-            "model.features(images, dense=True) gives its features of each place, and "
-            f"model(images, capture={model.captures}) what it computes on the way"
-        )
-
-
 def check_attends(model: ImageModel) -> None:
     """Raises UserError for a model whose patches do not all attend to one another."""
-    check_has_tokens(model)
+    if not isinstance(model, TokenModel):
+        raise UserError(
+            f"a {type(model).__name__} has no attention among all patches, by which rollout and distance are "
+            f"defined; in Python model(images, capture={model.captures}) gives what it computes on the way"
+        )
     if not model.attends_fully:
         raise UserError("rollout and distance are not defined for axial attention, which sees lines only")
     if model.grid == (1, 1):

@@ -13,6 +13,7 @@ from vit_jax.inspection import embeddings, figures, page_charts
 from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
 from vit_jax.inspection.html_page import Section, inline, note, picture, remark, write_page
 from vit_jax.inspection.viewer import View, viewer
+from vit_jax.models.image_model import TokenModel
 
 
 def draw_all(
@@ -26,7 +27,7 @@ def draw_all(
     heads: bool = False,
     batch_size: int = 8,
 ) -> None:
-    """Draws all figures of a ViT into the folder `out`.
+    """Draws all figures of a model into the folder `out`.
 
     Args:
       images: uint8 `[images, height, width, channels]`.
@@ -71,9 +72,8 @@ def draw_all(
         components = embeddings.filters(model)
         return {"filters": components}, figures.tiles(components, 7)
 
-    def colours():
-        coloured = embeddings.token_colours(model, seen["tokens"])
-        return {"token_colours": coloured}, figures.pairs(images, list(coloured), names)
+    def colours(name: str, coloured: np.ndarray) -> Callable[[], tuple[dict, object]]:
+        return lambda: ({name: coloured}, figures.pairs(images, list(coloured), names))
 
     def draw_each(kind: str, caption: str, title: str, maps: np.ndarray) -> None:
         """Draws a figure for each image: its maps."""
@@ -90,17 +90,31 @@ def draw_all(
         draw_each("heads", "The last layer's attention, each head", "head", seen["attention"][:, -1])
     draw("distance", "Mean attention distance of each head", distance)
     draw("positions", "Similarity of position embeddings", positions)
-    draw("filters", "Principal components of the patch embedding's filters", filters)
-    draw("tokens", "The last layer's tokens: their three principal components as colours", colours)
+    draw("filters", "Principal components of the first layer's filters", filters)
+    components = "their three principal components as colours"
+    if "tokens" in seen:
+        made = colours("token_colours", embeddings.token_colours(model, seen["tokens"]))
+        draw("tokens", f"The last layer's tokens: {components}", made)
+    for stage, features in enumerate(seen.get("stages", ()), start=1):
+        made = colours(f"stage_{stage}_colours", embeddings.colours(features))
+        draw(f"stage_{stage}", f"The features of stage {stage}: {components}", made)
     np.savez_compressed(out / "arrays.npz", **arrays)
     missing = "".join(remark(f"{caption}: {reason}") for caption, reason in undefined.items())
-    whose = "the class token attends" if model.pooling == "cls" else "the patches attend"
-    about = note(f"Bright is what {whose} to; a click chooses the head." if "rollout" in arrays else "")
     sections = [
-        Section("", note(source) + about + viewer(images, names, _views(arrays, seen)), ""),
+        Section("", note(source) + _about(model, arrays, seen) + viewer(images, names, _views(arrays, seen)), ""),
         Section("The model", _pictures(out, drawn, arrays) + missing, "pictures"),
     ]
     print(write_page(out / "index.html", title, sections))
+
+
+def _about(model, arrays: dict, seen: dict) -> str:
+    """The line that says what is bright in the views."""
+    if "rollout" in arrays:
+        whose = "the class token attends" if model.pooling == "cls" else "the patches attend"
+        return note(f"Bright is what {whose} to; a click chooses the head.")
+    if seen.get("attended"):
+        return note("Bright is what the places of a window attend to; a click chooses the layer and head.")
+    return ""
 
 
 def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
@@ -114,7 +128,7 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
         if name == "distance":
             svg = page_charts.draw("", distances, caption, 5.4)
             shown.append(f"<figure>{svg}<figcaption>{caption}</figcaption></figure>")
-        elif name not in ("rollout", "tokens"):
+        elif name not in ("rollout", "tokens") and not name.startswith("stage_"):
             shown.append(picture(caption, inline((out / f"{name}.png").read_bytes())))
     return "".join(shown)
 
@@ -126,7 +140,12 @@ def _views(arrays: dict[str, np.ndarray], seen: dict[str, np.ndarray]) -> dict[s
         first.insert(0, View("rollout", arrays["rollout"]))
     if "token_colours" in arrays:
         first.append(View("tokens as colours", arrays["token_colours"]))
+    for stage in range(len(seen.get("stages", ())), 0, -1):
+        first.append(View(f"stage {stage} as colours", arrays[f"stage_{stage}_colours"]))
     views = {"all layers": first}
+    for layer, maps in reversed([*enumerate(seen.get("attended", ()), start=1)]):
+        heads = np.moveaxis(maps, -1, 0)
+        views[f"layer {layer}, head"] = [View(str(head), seen) for head, seen in enumerate(heads, 1)]
     if "rollout" in arrays:
         for layer in reversed(range(seen["attention"].shape[1])):
             heads = np.moveaxis(seen["attention"][:, layer], 1, 0)
@@ -134,8 +153,42 @@ def _views(arrays: dict[str, np.ndarray], seen: dict[str, np.ndarray]) -> dict[s
     return views
 
 
-def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
-    """Captures what a ViT computes on the way, over all images.
+def look(model, images: np.ndarray, batch_size: int) -> dict:
+    """Captures what a model computes on the way, over all images.
+
+    Returns:
+      As `look_at_tokens`; of a model of stages `stages`, a list of each one's features
+      `[images, rows, columns, channels]`, and where it attends within windows `attended`, a list of each
+      block's `[images, rows, columns, heads]`.
+    """
+    if isinstance(model, TokenModel):
+        return look_at_tokens(model, images, batch_size)
+    graphdef, params = nnx.split(model)
+    capture = ("attended",) if "attended" in model.captures else ()
+
+    @jax.jit
+    def captured(params, batch):
+        model = nnx.merge(graphdef, params)
+        with model.capturing(capture) as found:
+            stages = model.features(batch, dense=True)
+        return {"stages": list(stages), "attended": found.get("attended", [])}
+
+    parts = []
+    for start in range(0, len(images), batch_size):
+        parts.append(jax.device_get(captured(params, images[start : start + batch_size])))
+        _say_progress(start + batch_size, len(images))
+    return jax.tree.map(lambda *each: np.concatenate(each), *parts)
+
+
+def _say_progress(done: int, count: int) -> None:
+    """Says how many images are done, where somebody looks on."""
+    if sys.stderr.isatty():
+        done = min(done, count)
+        print(f"\r{done}/{count} images", end="\n" if done == count else "", file=sys.stderr, flush=True)
+
+
+def look_at_tokens(model: TokenModel, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
+    """Captures what a model of tokens computes on the way, over all images.
 
     Returns:
       `tokens` of the last layer, `[images, tokens, dim]`. With full attention also `distance`
@@ -166,9 +219,6 @@ def look(model, images: np.ndarray, batch_size: int) -> dict[str, np.ndarray]:
                     axis=1,
                 )
             )
-        if sys.stderr.isatty():
-            done = start + len(batch)
-            end = "\n" if done == len(images) else ""
-            print(f"\r{done}/{len(images)} images", end=end, file=sys.stderr, flush=True)
+        _say_progress(start + len(batch), len(images))
     seen = {name: np.concatenate(arrays) for name, arrays in parts.items() if arrays}
     return seen | ({"distance": distance} if "rollout" in seen else {})

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.models.image_model import TokenModel
+from vit_jax.models.image_model import ImageModel, TokenModel
 
 
 def position_similarity(model: TokenModel) -> np.ndarray:
@@ -24,18 +24,13 @@ def position_similarity(model: TokenModel) -> np.ndarray:
     return (unit @ unit.T).reshape(*model.grid, *model.grid)
 
 
-def filters(model: TokenModel, count: int = 28) -> np.ndarray:
-    """Principal components of the patch embedding's filters, `[count, height, width, channels]`.
+def filters(model: ImageModel, count: int = 28) -> np.ndarray:
+    """Principal components of the first layer's filters, `[count, height, width, channels]`.
 
     The strongest comes first, and they are those of the kernel as it is, not centred. Each is scaled to
     0 ... 1; a component's sign is such that its largest value is positive.
-
-    Raises:
-      UserError: the model does not embed patches of pixels.
     """
-    if not isinstance(model, TokenModel) or not model.embeds_pixels:
-        raise UserError("the model embeds no patches of pixels, a ResNet reads the image: no filters to show")
-    kernel = np.asarray(model.patch_embedding.kernel[...], np.float64)
+    kernel = np.asarray(model.pixel_kernel, np.float64)
     *shape, dim = kernel.shape
     components, _, _ = np.linalg.svd(kernel.reshape(-1, dim), full_matrices=False)
     components = components.T[:count]
@@ -54,12 +49,24 @@ def token_colours(model: TokenModel, tokens: np.ndarray) -> np.ndarray:
     Returns:
       float64 `[batch, rows, columns, 3]`.
     """
-    patches = np.asarray(tokens, np.float64)[:, model.patch_tokens]
-    flat = patches.reshape(-1, patches.shape[-1])
+    patches = np.asarray(tokens)[:, model.patch_tokens]
+    return colours(patches.reshape(len(patches), *model.grid, -1))
+
+
+def colours(features: np.ndarray) -> np.ndarray:
+    """The three principal components of places' features over all images, as RGB in 0 ... 1.
+
+    Args:
+      features: `[batch, rows, columns, dim]`.
+
+    Returns:
+      float64 `[batch, rows, columns, 3]`.
+    """
+    flat = np.asarray(features, np.float64).reshape(-1, features.shape[-1])
     flat = flat - flat.mean(axis=0)
     _, _, components = np.linalg.svd(flat, full_matrices=False)
-    colours = np.zeros((len(flat), 3))
-    colours[:, : min(3, len(components))] = flat @ components[:3].T
-    low, high = np.quantile(colours, [0.01, 0.99], axis=0)
-    colours = np.clip((colours - low) / np.maximum(high - low, 1e-12), 0, 1)
-    return colours.reshape(len(patches), *model.grid, 3)
+    found = np.zeros((len(flat), 3))
+    found[:, : min(3, len(components))] = flat @ components[:3].T
+    low, high = np.quantile(found, [0.01, 0.99], axis=0)
+    found = np.clip((found - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return found.reshape(*features.shape[:3], 3)

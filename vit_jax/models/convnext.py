@@ -276,6 +276,10 @@ class ConvNeXt(ImageModel):
             linear_head(features, num_classes, head_bias, rngs, head_deviation) if num_classes else None
         )
 
+    @property
+    def pixel_kernel(self) -> jax.Array:
+        return self.stem["0"].kernel[...]
+
     def features(
         self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> jax.Array | list[jax.Array]:

@@ -92,6 +92,11 @@ class ImageModel(nnx.Module):
         self.image_size, self.channels, self.any_size = (height, width), channels, any_size
         self.mean, self.deviation = plain_statistic(mean), plain_statistic(deviation)
 
+    @property
+    def pixel_kernel(self) -> jax.Array:
+        """The kernel of the first layer, which reads pixels, `[height, width, channels, filters]`."""
+        raise NotImplementedError
+
     def __call__(
         self, images: jax.Array, rngs: nnx.Rngs | None = None, *, capture: Sequence[str] = ()
     ) -> jax.Array | tuple[jax.Array, dict[str, list[jax.Array]]]:

@@ -405,6 +405,10 @@ class BiT(ImageModel):
             else None
         )
 
+    @property
+    def pixel_kernel(self) -> jax.Array:
+        return self.resnet.root.kernel[...]
+
     def features(
         self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
     ) -> jax.Array | list[jax.Array]:

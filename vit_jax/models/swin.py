@@ -205,9 +205,15 @@ class WindowAttention(nnx.Module):
         size = x.shape[1:3]
         query, key, value = (named("heads", part) for part in self.qkv(self._cut(x)))
         regions = shifted_regions(size, self.window, shift) if any(shift) else None
-        out = named("heads", self._attend(query, key, value, regions))
-        x = self._join(self.out(out), size)[:, :height, :width]
-        return jnp.roll(x, shift, axis=(1, 2)) if any(shift) else x
+
+        def in_place(x):
+            x = self._join(x, size)[:, :height, :width]
+            return jnp.roll(x, shift, axis=(1, 2)) if any(shift) else x
+
+        out, weights = self._attend(query, key, value, regions)
+        capture("attention", weights)
+        capture("attended", lambda: in_place(weights().sum(3).swapaxes(2, 3)))
+        return in_place(self.out(named("heads", out)))
 
     def _cut(self, x: jax.Array) -> jax.Array:
         """`[batch, height, width, dim]` to `[batch, windows, tokens, dim]`.
@@ -230,6 +236,10 @@ class WindowAttention(nnx.Module):
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, regions: np.ndarray | None):
         """`[batch, windows, tokens, heads, head_dim]` each; the softmax is taken in float32.
 
+        Returns:
+          The same of what was attended to, and a function that computes the weights,
+          `[batch, windows, heads, tokens, tokens]`.
+
         Args:
           regions: int32 `[windows, tokens]`; tokens of two regions see little of each other.
         """
@@ -247,11 +257,10 @@ class WindowAttention(nnx.Module):
             scores += jnp.where(regions[:, None, :, None] == regions[:, None, None, :], 0, MASKED)
         weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
         share = 1 / weights.sum(-1, keepdims=True)
-        capture("attention", lambda: weights * share)
-        weights = weights.astype(value.dtype)
         # Divided on the way out, where there are fewer numbers than scores.
-        out = jnp.einsum("bwhqk,bwkhd->bwhqd", weights, value, preferred_element_type=jnp.float32) * share
-        return out.astype(value.dtype).swapaxes(2, 3)
+        narrow = weights.astype(value.dtype)
+        out = jnp.einsum("bwhqk,bwkhd->bwhqd", narrow, value, preferred_element_type=jnp.float32) * share
+        return out.astype(value.dtype).swapaxes(2, 3), lambda: weights * share
 
 
 def unit_length(x: jax.Array) -> jax.Array:
@@ -334,7 +343,8 @@ class Swin(ImageModel):
 
     A call may capture `attention` besides `features`: of each block, float32
     `[batch, windows, heads, tokens, tokens]`. The windows, and the places of each, are in raster order, in a
-    shifted block those of the shifted map.
+    shifted block those of the shifted map. And `attended`: how much the places of its window attend to each
+    place, float32 `[batch, rows, columns, heads]`; 1 where they attend to all alike.
 
     Args:
       image_size: height and width in pixels, or one number for a square.
@@ -363,7 +373,7 @@ class Swin(ImageModel):
     """
 
     arguments = ARGUMENTS
-    captures = ("attention", "features")
+    captures = ("attention", "attended", "features")
 
     def __init__(
         self,
@@ -450,6 +460,10 @@ class Swin(ImageModel):
                 for place in range(1, given.blocks[stage - 1] + 1)
             }
         )
+
+    @property
+    def pixel_kernel(self) -> jax.Array:
+        return self.patch_embedding.kernel[...]
 
     def features(
         self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False

@@ -498,6 +498,10 @@ class ViT(TokenModel):
         kind = BiasLayout if self.position == "bias" else RelativeLayout
         return kind(self.grid, self.prefix, self.registers)
 
+    @property
+    def pixel_kernel(self) -> jax.Array:
+        return (self.patch_embedding if self.resnet is None else self.resnet.root).kernel[...]
+
     def patches(self, images: jax.Array) -> jax.Array:
         """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch, patches, dim]`.
 

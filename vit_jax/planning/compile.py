@@ -95,6 +95,9 @@ def topology_devices(where: Slice) -> list[jax.Device]:
             f'the compiler for TPU {where.chip.name} is not installed; pip install -e ".[plan]" brings it'
         )
     os.environ.update(ENVIRONMENT)
+    # libtpu ends the process at a flag that it does not know, as are some of XLA's for CPUs.
+    given = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join(flag for flag in given if not flag.startswith("--xla_cpu_"))
     from jax.experimental import topologies
 
     # Chips with two cores that work as one device.
