@@ -76,6 +76,8 @@ OTHER_JOBS += (
     "convnext",
     "swin",
     "deit",
+    "eva",
+    "eva02",
 )
 
 
@@ -239,11 +241,29 @@ def test_smoke_runs(name, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_smoke_of_deit_runs_with_a_teacher(tmp_path, capsys):
-    teacher = create_model("ViT-Ti/4", num_classes=10, image_size=16, dim=16, depth=1, hidden=16, heads=2)
-    save_model(teacher, tmp_path / "teacher", library="timm")
-    train(load("deit", f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "patch", "size"), [("deit", 4, 16), ("eva", 14, 56), ("eva02:model=EVA02-S/14", 14, 56)]
+)
+def test_smoke_runs_with_a_teacher(name, patch, size, tmp_path, capsys):
+    small = dict(num_classes=10, image_size=size, dim=16, depth=1, hidden=16, heads=2)
+    save_model(create_model(f"ViT-Ti/{patch}", **small), tmp_path / "teacher", library="timm")
+    file, _, argument = name.partition(":")
+    words = [*filter(None, [argument]), f"teacher={tmp_path / 'teacher'}", "smoke"]
+    train(load(file, ",".join(words)), tmp_path / "run")
     assert "step 2/2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eva", "eva02"])
+def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(name, tmp_path, capsys):
+    small = dict(num_classes=10, image_size=56, dim=16, depth=1, hidden=16, heads=2)
+    save_model(create_model("ViT-Ti/14", **small), tmp_path / "teacher", library="timm")
+    train(load(name, f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "pretrained")
+    config = load(name, "task=finetune_i1k,smoke")
+    config.finetune.checkpoint = str(tmp_path / "pretrained")
+    train(config, tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("step 2/2") == 2 and "fc_norm" in said
 
 
 def test_unknown_argument_is_named():

@@ -9,6 +9,7 @@ from tests.test_config import load
 from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
 from vit_jax.recipes import TRANSFER, finetune
+from vit_jax.training.objectives.eva import MASK_RATIO
 
 # Steps and rates are table 4's, the shares held out appendix B.1.1's, the warm-ups the authors' code's.
 RATES = (0.001, 0.003, 0.01, 0.03)
@@ -210,6 +211,82 @@ def test_convnext_config_holds_the_published_values(argument, row):
 def test_convnext_without_a_recipe_is_named(argument, message):
     with pytest.raises(UserError, match=message):
         load("convnext", argument)
+
+
+EVAS = [
+    ("eva", "", (150, 4096, 1e-3, 6932, 0.1, "beit", 1.0)),
+    ("eva02", "model=EVA02-Ti/14", (240, 4000, 3e-3, 3549, 0.0, "eva02", 0.1)),
+    ("eva02", "", (150, 2048, 1.5e-3, 6932, 0.0, "eva02", 0.1)),
+    ("eva02", "model=EVA02-L/14", (150, 2048, 1.5e-3, 6932, 0.1, "eva02", 0.1)),
+]
+
+
+@pytest.mark.parametrize(("file", "argument", "row"), EVAS)
+def test_evas_pre_training_holds_the_published_values(file, argument, row):
+    config = load(file, argument)
+    check(config)
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    found = config.epochs, config.batch_size, optimizer.learning_rate, optimizer.warmup_steps
+    assert (*found, model.stochastic_depth, model.initialization, objective.embedding_gradient) == row
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.98, 1e-6)
+    assert (optimizer.weight_decay, optimizer.decay, optimizer.clip_norm) == (0.05, "kernels", 3.0)
+    assert (optimizer.warmup_learning_rate, optimizer.end_learning_rate) == (1e-6, 1e-5)
+    assert (data.crop_area, data.image_size, data.interpolation) == ((0.2, 1.0), 224, "bicubic")
+    assert (objective.name, objective.teacher_features, objective.mask_ratio) == ("eva", "head", None)
+    assert round(MASK_RATIO * 256) == 105
+    assert (model.pooling, model.cls_token, model.fc_norm) == ("gap", True, False)
+    assert model.mean == (0.48145466, 0.4578275, 0.40821073)
+    assert config.augment.policy is None and config.augment.level == "none"
+
+
+# Pixels, epochs, batch, rate, warm-up, layer-wise decay, stochastic depth, smoothing, crops, average, CutMix.
+TUNED = [
+    ("eva02:model=EVA02-Ti/14,task=finetune", (336, 100, 1024, 2e-4, 6256, 0.9, 0.1, 0.1, 0.08, 0.9999, 0)),
+    ("eva02:model=EVA02-S/14,task=finetune", (336, 100, 1024, 1e-4, 6256, 0.8, 0.1, 0.1, 0.08, 0.9999, 0)),
+    ("eva02:task=finetune", (448, 30, 1024, 1e-4, 3753, 0.7, 0.1, 0.1, 0.08, 0.9999, 0)),
+    ("eva02:model=EVA02-L/14,task=finetune", (448, 30, 1024, 5e-5, 3753, 0.8, 0.15, 0.2, 0.08, 0.9999, 0)),
+    ("eva02:task=finetune_i21k", (448, 40, 2048, 3e-4, 6932, 0.7, 0.1, 0.1, 0.2, 0, 0)),
+    ("eva02:model=EVA02-L/14,task=finetune_i21k", (448, 20, 1024, 2e-4, 13864, 0.75, 0.15, 0.1, 0.2, 0, 0)),
+    ("eva02:task=finetune_i1k", (448, 15, 512, 5e-5, 5005, 0.8, 0.15, 0.2, 0.08, 0.9999, 0)),
+    (
+        "eva02:model=EVA02-L/14,task=finetune_i1k",
+        (448, 20, 512, 2e-5, 5005, 0.85, 0.15, 0.2, 0.08, 0.9999, 0),
+    ),
+    ("eva:task=finetune_i21k", (224, 60, 4096, 1e-4, 51991, 0.85, 0.4, 0.1, 0.5, 0, 1)),
+    ("eva:task=finetune_i1k", (336, 10, 512, 3e-5, 5005, 0.95, 0.4, 0.3, 0.08, 0.9999, 0)),
+    ("eva:task=finetune_i1k,size=560", (560, 15, 512, 3e-5, 5005, 0.95, 0.4, 0.3, 0.08, 0.9999, 0)),
+]
+
+
+@pytest.mark.parametrize(("name", "row"), TUNED, ids=[name for name, _ in TUNED])
+def test_evas_fine_tuning_holds_the_published_values(name, row):
+    file, _, argument = name.partition(":")
+    config = load(file, argument)
+    check(config)
+    augment, data, optimizer = config.augment, config.data, config.optimizer
+    found = (data.image_size, config.epochs, config.batch_size, optimizer.learning_rate)
+    found += (optimizer.warmup_steps, optimizer.layer_decay, config.model.stochastic_depth)
+    assert (*found, config.loss.label_smoothing, data.crop_area[0], optimizer.average, augment.cutmix) == row
+    assert augment.policy == "rand-m9-mstd0.5-inc1" and not augment.mixup and not augment.erasing
+    assert (data.test_crop, data.test_resize) == ("short_side", data.image_size)
+    assert (optimizer.weight_decay, optimizer.end_learning_rate, optimizer.clip_norm) == (0.05, 0.0, 0.0)
+    assert optimizer.beta2 == (0.98 if name == "eva:task=finetune_i21k" else 0.999)
+    assert (config.model.fc_norm, config.model.mean) == (True, None)  # The checkpoint's.
+
+
+@pytest.mark.parametrize(
+    ("file", "argument", "message"),
+    [
+        ("eva02", "model=EVA02-S/14,task=finetune_i21k", "no recipe for 'EVA02-S/14' and task=finetune_i21k"),
+        ("eva02", "task=tune", "no task=tune; did you mean|there are"),
+        ("eva02", "task=finetune,teacher=x", "teacher=x is of task=pretrain"),
+        ("eva", "size=336", "size=336 is of fine-tuning"),
+        ("eva", "task=finetune_i1k,size=224", "has no size=224; there are: 336, 560"),
+    ],
+)
+def test_eva_without_a_recipe_is_named(file, argument, message):
+    with pytest.raises(UserError, match=message):
+        load(file, argument)
 
 
 @pytest.mark.parametrize("name", ["vit_b16_i1k", "vit_l16_i21k", "vit_h14_jft", "bit_r50x1_jft"])

@@ -61,6 +61,85 @@ def masked_autoencoder(model: str) -> ConfigDict:
     return config
 
 
+class Masked(NamedTuple):
+    """A pre-training of EVA or EVA-02: epochs, batch, rate after a warm-up of epochs, stochastic depth."""
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    warmup: int
+    depth: float
+
+
+def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
+    """The values that EVA and EVA-02 share in pre-training, here on ImageNet-21k, without its labels."""
+    config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES)
+    # The names are those of fine-tuned models, whose norm is behind the pooling.
+    config.model.update(dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.depth))
+    config.model.mean = (0.48145466, 0.4578275, 0.40821073)  # CLIP's; fine-tuning takes the checkpoint's.
+    config.model.deviation = (0.26862954, 0.26130258, 0.27577711)
+    config.objective.update(dict(name="eva", teacher=teacher, teacher_features="head"))
+    config.objective.teacher_dtype = "bfloat16"
+    config.data.path, config.data.train_split, config.data.test_split = (
+        "imagenet21k",
+        "train[51200:]",
+        "train[:25600]",
+    )
+    config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.2, 1.0)
+    config.optimizer.warmup_learning_rate, config.optimizer.end_learning_rate = 1e-6, 1e-5
+    config.optimizer.beta2, config.optimizer.epsilon, config.optimizer.clip_norm = 0.98, 1e-6, 3.0
+    return config
+
+
+class Tuned(NamedTuple):
+    """A fine-tuning of EVA or EVA-02: pixels, epochs, batch, rate, epochs of its warm-up, and the rest."""
+
+    size: int
+    epochs: int
+    batch: int
+    learning_rate: float
+    warmup: int
+    layer_decay: float
+    depth: float
+    smoothing: float
+    least_area: float = 0.08
+
+
+def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
+    """The values that EVA and EVA-02 share in fine-tuning on ImageNet-1k, or on 21k.
+
+    On ImageNet-1k they are evaluated by an average of their parameters.
+    """
+    images = IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES
+    config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, images)
+    config.model.update(dict(pooling="gap", cls_token=True, fc_norm=True, stochastic_depth=row.depth))
+    config.data.path, config.data.train_split, config.data.test_split = "imagenet2012", "train", "validation"
+    if i21k:
+        config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
+        config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
+    config.data.image_size = config.data.test_resize = row.size
+    config.data.crop_area = (row.least_area, 1.0)
+    config.augment.policy, config.loss.label_smoothing = "rand-m9-mstd0.5-inc1", row.smoothing
+    config.optimizer.layer_decay, config.optimizer.clip_norm = row.layer_decay, 0.0
+    if not i21k:
+        config.optimizer.average, config.optimizer.average_from = 0.9999, "weights"
+    return config
+
+
+def _like_eva(model: str, epochs: int, batch: int, rate: float, warmup: int, images: int) -> ConfigDict:
+    """The values that EVA's pre-training and fine-tuning share."""
+    config = base_config()
+    config.model.name, config.model.dtype = model, "bfloat16"
+    config.epochs, config.batch_size = float(epochs), batch
+    config.data.source, config.data.crop, config.data.interpolation = "tfds", "random_resized", "bicubic"
+    config.optimizer.learning_rate, config.optimizer.weight_decay = rate, 0.05
+    config.optimizer.warmup_steps = round(warmup * images / batch)
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
+    config.optimizer.count_from = 0
+    config.evaluate_every, config.checkpoint.every = 5000, 2000
+    return config
+
+
 class TeacherRecipe(NamedTuple):
     """The schedules of a self-distillation, in the epochs of its authors.
 

@@ -67,7 +67,9 @@ def authors_of_eva02(torch, state, grid):
     places = torch.arange(grid) / grid * 16
     turns = torch.outer(places, 10_000 ** (-torch.arange(0, 32, 2) / 32)).repeat_interleave(2, dim=1)
     both = (turns[:, None].expand(-1, grid, -1), turns[None].expand(grid, -1, -1))
-    angles = torch.cat(both, dim=-1).reshape(-1, 64)
+    angles = torch.cat(both, dim=-1)
+    if "blocks.0.attn.q_proj.weight" in state:  # Files of fine-tuned models have the places in one line.
+        angles = angles.reshape(-1, 64)
     for start in ("", "blocks.0.attn."):
         saved |= {f"{start}rope.freqs_cos": angles.cos(), f"{start}rope.freqs_sin": angles.sin()}
     for name, x in state.items():

@@ -293,6 +293,36 @@ def test_initial_values_can_be_deits():
     assert not np.any(block.mlp.fc1.bias[...])
 
 
+@pytest.mark.parametrize("layer", [0, 11])
+def test_initial_values_can_be_beits(layer):
+    block = vit_jax.create_model("BEiT-B/16", num_classes=10, initialization="beit").blocks[f"{layer:02d}"]
+    for kernel in (block.attention.qkv.kernel, block.mlp.fc1.kernel):
+        assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.01)
+    for kernel in (block.attention.out.kernel, block.mlp.fc2.kernel):
+        assert np.std(kernel[...]) == pytest.approx(0.02 / np.sqrt(2 * (layer + 1)), rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("EVA02-S/14", 1.0), ("EVA02-B/14", np.sqrt(np.log(24)))])
+def test_initial_values_can_be_those_of_eva02(name, factor):
+    """Where branches are normalised within, all but the kernels of queries and keys are larger."""
+    model = vit_jax.create_model(name, num_classes=10, initialization="eva02")
+    block, dim = model.blocks["05"], model.dim
+    query, key, value = np.moveaxis(np.asarray(block.attention.qkv.kernel[...]), 1, 0)
+    # Theirs are one layer in the small models, three in the larger ones.
+    outputs = dim if factor > 1 else 3 * dim
+    for kernel in (query, key, value / factor):
+        assert np.std(kernel) == pytest.approx(np.sqrt(2 / (dim + outputs)), rel=0.01)
+    hidden = block.mlp.fc2.kernel.shape[0]
+    for kernel, inputs, outputs in (
+        (block.attention.out.kernel, dim, dim),
+        (block.mlp.fc1.kernel, dim, hidden),
+        (block.mlp.fc2.kernel, hidden, dim),
+    ):
+        assert np.std(kernel[...]) == pytest.approx(factor * np.sqrt(2 / (inputs + outputs)), rel=0.01)
+    patches = np.asarray(model.patch_embedding.kernel[...])
+    assert np.abs(patches).max() == pytest.approx(np.sqrt(6 / (588 + dim)), rel=0.01)
+
+
 def test_no_two_parameters_begin_alike():
     model = vit_jax.create_model("ViT-Ti/4", **TINY)
     kernels = [

@@ -101,7 +101,9 @@ def draw_all(
     np.savez_compressed(out / "arrays.npz", **arrays)
     missing = "".join(remark(f"{caption}: {reason}") for caption, reason in undefined.items())
     sections = [
-        Section("", note(source) + _about(model, arrays, seen) + viewer(images, names, _views(arrays, seen)), ""),
+        Section(
+            "", note(source) + _about(model, arrays, seen) + viewer(images, names, _views(arrays, seen)), ""
+        ),
         Section("The model", _pictures(out, drawn, arrays) + missing, "pictures"),
     ]
     print(write_page(out / "index.html", title, sections))

@@ -47,6 +47,23 @@ def xavier(parts: int = 1, dense: bool = False) -> Initializer:
     return _initializer(draw)
 
 
+def xavier_normal(parts: int = 1, factors: tuple[float, ...] = (1.0,)) -> Initializer:
+    """Glorot's normal values, for each of `parts` kernels that lie side by side in one.
+
+    Args:
+      factors: of the kernel's outputs, in as many groups as there are factors.
+    """
+
+    def draw(generator, out):
+        inputs, outputs = _fans(out.shape)
+        generator.standard_normal(out=out, dtype=np.float32)
+        out *= math.sqrt(2 / (inputs + outputs / parts))
+        for group, factor in zip(np.split(out, len(factors), axis=-1), factors, strict=True):
+            group *= factor
+
+    return _initializer(draw)
+
+
 def lecun() -> Initializer:
     """Normal values, cut at two standard deviations, of variance 1 / inputs after it."""
 
@@ -113,7 +130,25 @@ class Scheme(NamedTuple):
     patches_bias: Callable[[int], Initializer]  # and its bias, by the kernel's number of inputs.
     qkv: Initializer
     mlp_bias: Initializer
-    dense: Initializer = xavier()  # Kernels of the MLP, and of the projection behind attention's heads.
+    dense: Initializer = xavier()  # Kernel of the MLP's first layer,
+    gated: Initializer = xavier(parts=2)  # where it has a gate,
+    out: Initializer = xavier()  # and of the last layer of either branch.
+
+    def of_layer(self, layer: int, depth: int, sub_norm: bool) -> "Scheme":
+        """The values of one layer, counted from 0, of `depth` layers.
+
+        BEiT's last layers of branches are divided by sqrt(2 (layer + 1)). Where branches are normalised
+        within (`sub_norm`; Wang et al., 2022), EVA-02's kernels but those of queries and keys are
+        sqrt(log(2 depth)) larger.
+        """
+        if self is SCHEMES["beit"]:
+            return self._replace(out=normal(0.02 / math.sqrt(2 * (layer + 1))))
+        if self is SCHEMES["eva02"] and sub_norm:
+            factor = math.sqrt(math.log(2 * depth))
+            one = xavier_normal(factors=(factor,))
+            qkv = xavier_normal(parts=3, factors=(1, 1, factor))  # Kernels of their own there.
+            return self._replace(qkv=qkv, dense=one, gated=xavier_normal(2, (factor, factor)), out=one)
+        return self
 
 
 SCHEMES = {
@@ -129,6 +164,24 @@ SCHEMES = {
         lambda inputs: uniform(inputs**-0.5),
         normal(0.02),
         jax.nn.initializers.zeros,
+        *[normal(0.02)] * 3,
+    ),
+    # BEiT's and EVA's in PyTorch.
+    "beit": Scheme(
         normal(0.02),
+        lambda inputs: jax.nn.initializers.zeros,
+        normal(0.02),
+        jax.nn.initializers.zeros,
+        *[normal(0.02)] * 3,
+    ),
+    # EVA-02's in PyTorch: Xavier's normal values, q, k and v at once; patches as MAE has them.
+    "eva02": Scheme(
+        xavier(dense=True),
+        lambda inputs: uniform(inputs**-0.5),
+        xavier_normal(),
+        jax.nn.initializers.zeros,
+        xavier_normal(),
+        xavier_normal(parts=2),
+        xavier_normal(),
     ),
 }

@@ -105,7 +105,7 @@ class Attention(nnx.Module):
             (heads, head_dim),
             dim,
             axis=(-2, -1),
-            kernel_init=scheme.dense,
+            kernel_init=scheme.out,
             use_bias=stack.bias,
             dtype=dtype,
             rngs=rngs,
@@ -192,11 +192,11 @@ class Mlp(nnx.Module):
         dim, hidden = stack.dim, stack.hidden
         values = dict(bias_init=stack.scheme.mlp_bias, use_bias=stack.bias, dtype=stack.dtype, rngs=rngs)
         if stack.mlp == "swiglu":
-            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=initializers.xavier(parts=2), **values)
+            self.fc1 = nnx.LinearGeneral(dim, (2, hidden), kernel_init=stack.scheme.gated, **values)
         else:
             self.fc1 = nnx.Linear(dim, hidden, kernel_init=stack.scheme.dense, **values)
         self.norm = make_norm(hidden, stack, rngs) if stack.sub_norm != "none" else None
-        self.fc2 = nnx.Linear(hidden, dim, kernel_init=stack.scheme.dense, **values)
+        self.fc2 = nnx.Linear(hidden, dim, kernel_init=stack.scheme.out, **values)
         self.kind, self.gelu, self.dropout = stack.mlp, stack.gelu, stack.dropout
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:

@@ -82,7 +82,7 @@ ARGUMENTS = {
     "attention_dropout": number(least=0, below=1),
     "uniform_depth": flag(),
     "depth_by": one_of("image", "subset"),
-    "initialization": one_of("flax", "mae", "deit"),
+    "initialization": one_of("flax", "mae", "deit", "beit", "eva02"),
     "scan": flag(),
 }
 
@@ -143,7 +143,7 @@ OPTIONS = {
     "model.initialization": Option(
         None,
         ARGUMENTS["initialization"],
-        "How kernels and biases start: as the paper's, as masked autoencoders', or as DeiT's.",
+        "How kernels and biases start: as the paper's, or as in the code of MAE, DeiT, BEiT or EVA-02.",
     ),
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
 }
@@ -216,8 +216,8 @@ class ViT(TokenModel):
         A rate is met to the nearest image of a group: one that drops less than half an image drops none.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training).
       head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
-      initialization: how kernels and biases start: `flax`, as the paper's, or as those of masked
-        autoencoders, `mae`, or DeiT, `deit`, in PyTorch.
+      initialization: how kernels and biases start: `flax`, as the paper's, or as in PyTorch those of masked
+        autoencoders, `mae`, of DeiT, `deit`, of BEiT and EVA, `beit`, or of EVA-02, `eva02`.
       norm_epsilon: of the norms.
       remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
         products with parameters; `full`, all but each layer's input (Chen et al., 2016).
@@ -388,10 +388,14 @@ class ViT(TokenModel):
         """Makes the encoder, and what lies between it and the head."""
 
         def block(layer):
-            rate = self.layer_rate(layer)
+            rate, scheme = (
+                self.layer_rate(layer),
+                stack.scheme.of_layer(layer, self.depth, given.sub_norm != "none"),
+            )
+            own = dataclasses.replace(stack, scheme=scheme)
             if self.attention == "axial":
-                return AxialBlock(self.grid, stack, rate, rngs=rngs)
-            return EncoderBlock(stack, rate, rngs=rngs)
+                return AxialBlock(self.grid, own, rate, rngs=rngs)
+            return EncoderBlock(own, rate, rngs=rngs)
 
         # Named by depth, so that a checkpoint's paths are strings that sort in order.
         self.blocks = nnx.Dict({f"{layer:02d}": block(layer) for layer in range(self.depth)})

@@ -62,6 +62,8 @@ def as_timm(tensors: Mapping[str, np.ndarray], pixels: str | None) -> tuple[dict
     elif "blocks.0.attn.q_bias" in named and "pos_embed" in named:
         side = math.isqrt(named["pos_embed"].shape[1] - 1) * patch
         if angles is not None:
+            # Older files have them by rows and columns, newer ones in one line.
+            angles = angles.reshape(-1, angles.shape[-1])
             _check("rope.freqs_cos", angles, _angles(*angles.shape))
             config = _eva("eva02_base_patch14_224", dim // angles.shape[1], patch, "avg")
             choices = {"clip": "all"}

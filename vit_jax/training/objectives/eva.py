@@ -56,6 +56,7 @@ class EVA(Objective):
       ratio: share of the patches that is masked, rounded to whole patches.
       of_head: these are outputs of the teacher's head.
       gradient: share of the gradient that reaches the patch embedding.
+      head_init: draws the head's kernel.
 
     Raises:
       UserError: no patch or all are masked.
@@ -71,6 +72,7 @@ class EVA(Objective):
         *,
         of_head: bool,
         gradient: float,
+        head_init: initializers.Initializer,
         rngs: nnx.Rngs,
     ):
         self.grid, self.patch, self.patches = model.grid, model.patch_size, math.prod(model.grid)
@@ -81,9 +83,8 @@ class EVA(Objective):
                 f"config.objective.mask_ratio = {ratio} masks {self.masked} of {self.patches} patches; it "
                 "must leave some, and mask some"
             )
-        normal = initializers.normal(0.02)
-        self.mask = nnx.Param(normal(rngs.params(), (1, 1, model.dim)))
-        self.head = nnx.Linear(model.dim, features, kernel_init=normal, dtype=jnp.float32, rngs=rngs)
+        self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, model.dim)))
+        self.head = nnx.Linear(model.dim, features, kernel_init=head_init, dtype=jnp.float32, rngs=rngs)
 
     @staticmethod
     def sees_length(config: ConfigDict) -> bool:
@@ -124,8 +125,17 @@ class EVA(Objective):
             )
         features = frozen.num_classes if of_head else frozen.dim
         ratio = MASK_RATIO if values.mask_ratio is None else values.mask_ratio
-        gradient = values.embedding_gradient
-        return cls(model, features, ratio, of_head=of_head, gradient=gradient, rngs=rngs)
+        # EVA-02's authors draw the head as all other layers.
+        own = config.model.initialization == "eva02"
+        return cls(
+            model,
+            features,
+            ratio,
+            of_head=of_head,
+            gradient=values.embedding_gradient,
+            head_init=initializers.xavier_normal() if own else initializers.normal(0.02),
+            rngs=rngs,
+        )
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """The batch with `masked` bool `[batch, patches]`, drawn for each image from its key."""
