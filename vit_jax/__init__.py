@@ -8,6 +8,7 @@ in docs/python.md.
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.libtpu import expect_no_tpu_where_none_is
+from vit_jax.simulated_devices import give_threads_to_simulated_devices
 
 if TYPE_CHECKING:
     from vit_jax.errors import UserError
@@ -45,6 +46,7 @@ _MODULES = {
 }
 
 expect_no_tpu_where_none_is()
+give_threads_to_simulated_devices()
 
 
 def __getattr__(name: str) -> Any:
