@@ -10,7 +10,7 @@ import jax
 
 from vit_jax import published
 from vit_jax.experiment import load, names
-from vit_jax.ledger.prices import SLICES, device_days, pretraining_jobs
+from vit_jax.ledger.prices import SLICES, device_days, known_mfus, pretraining_jobs
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table, written
 
@@ -24,7 +24,7 @@ PRINTED = {
 
 
 def read(study) -> dict:
-    """The days and runs of each entry, and the paper's days where it prints those of all its runs."""
+    """The days and runs of each entry, the paper's days where it prints those of all its runs, and MFUs."""
     jax.config.update("jax_platforms", "cpu")  # The compiler's library would look for a TPU.
     days, printed, runs = {}, {}, {}
     for name in study.options["entries"] or [name for name in names() if name != "prices"]:
@@ -36,7 +36,7 @@ def read(study) -> dict:
         if jobs and jobs.keys() <= PRINTED.keys():
             figure = published.table("table2").figure
             printed[name] = sum(figure("TPUv3-core-days", **PRINTED[run]) for run in jobs)
-    return {"days": days, "published": printed, "runs": runs}
+    return {"days": days, "published": printed, "runs": runs, "mfu": known_mfus(study.out)}
 
 
 def table(figures: dict) -> str:

@@ -16,6 +16,7 @@ from vit_jax.runs.jobs import Job
 from vit_jax.runs.memory_check import in_words
 
 SLICES = {"v3": "16x16", "v5e": "16x16"}  # Topologies of 256 chips.
+KEPT = "mfu.json"
 
 
 def pretraining_jobs(experiment: Experiment) -> dict[str, Job]:
@@ -55,18 +56,23 @@ def device_days(job: Job, chip: str, folder: Path) -> float | None:
     Raises:
       UserError: the compiler is not installed.
     """
-    file = folder / "mfu.json"
-    known = json.loads(file.read_text()) if file.exists() else {}
+    known = known_mfus(folder)
     config, where = config_of(job), find_slice(chip, SLICES[chip])
     key = f"{chip}: {step_of(config)}"
     if key not in known:
         print(key, file=sys.stderr)
         _, plan = first_that_fits(config, where, cost.read_prices(cost.PRICES))
         known[key] = plan.mfu
-        file.write_text(json.dumps(known, indent=1) + "\n")
+        (folder / KEPT).write_text(json.dumps(known, indent=1) + "\n")
     if known[key] is None:
         return None
     return make_workload(config, None).exaflops * 1e18 / (known[key] * where.chip.peak_flops) / 86_400
+
+
+def known_mfus(folder: Path) -> dict[str, float | None]:
+    """The MFUs that were found so far, by chip and step; None for those that fit in no way."""
+    file = folder / KEPT
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def step_of(config: ConfigDict) -> str:
