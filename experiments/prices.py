@@ -56,5 +56,5 @@ EXPERIMENT = Experiment(
     table=table,
     options={"entries": dict(nargs="+", help="those entries alone; by default all")},
     needs='pip install -e ".[plan]"',
-    minutes=75,
+    minutes=110,
 )
