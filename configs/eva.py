@@ -20,7 +20,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import Masked, Tuned, masked_features, tuned_features
 
 TEACHER = "hf://timm/vit_large_patch14_clip_224.openai"
-PRETRAINED = Masked(epochs=150, batch=4096, learning_rate=1e-3, warmup=2, depth=0.1)
+PRETRAINED = Masked(epochs=150, batch=4096, learning_rate=1e-3, warmup=2, stochastic_depth=0.1)
 TUNED = {
     ("finetune_i21k", "224"): Tuned(224, 60, 4096, 1e-4, 15, 0.85, 0.4, smoothing=0.1, least_area=0.5),
     ("finetune_i1k", "336"): Tuned(336, 10, 512, 3e-5, 2, 0.95, 0.4, smoothing=0.3),

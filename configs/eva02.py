@@ -23,10 +23,10 @@ from vit_jax.recipes import Masked, Tuned, masked_features, tuned_features
 
 TEACHER = "hf://timm/eva_giant_patch14_clip_224.laion400m"
 PRETRAINED = {
-    "EVA02-Ti/14": Masked(epochs=240, batch=4000, learning_rate=3e-3, warmup=1, depth=0.0),
-    "EVA02-S/14": Masked(epochs=240, batch=4000, learning_rate=3e-3, warmup=1, depth=0.0),
-    "EVA02-B/14": Masked(epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, depth=0.0),
-    "EVA02-L/14": Masked(epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, depth=0.1),
+    "EVA02-Ti/14": Masked(epochs=240, batch=4000, learning_rate=3e-3, warmup=1, stochastic_depth=0.0),
+    "EVA02-S/14": Masked(epochs=240, batch=4000, learning_rate=3e-3, warmup=1, stochastic_depth=0.0),
+    "EVA02-B/14": Masked(epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.0),
+    "EVA02-L/14": Masked(epochs=150, batch=2048, learning_rate=1.5e-3, warmup=1, stochastic_depth=0.1),
 }
 # By task and model. From a model of the authors' 38 million images L is tuned with 7e-5.
 TUNED = {

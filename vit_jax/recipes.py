@@ -68,14 +68,16 @@ class Masked(NamedTuple):
     batch: int
     learning_rate: float
     warmup: int
-    depth: float
+    stochastic_depth: float
 
 
 def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
     """The values that EVA and EVA-02 share in pre-training, here on ImageNet-21k, without its labels."""
     config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, IMAGENET_21K_IMAGES)
     # The names are those of fine-tuned models, whose norm is behind the pooling.
-    config.model.update(dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.depth))
+    config.model.update(
+        dict(pooling="gap", cls_token=True, fc_norm=False, stochastic_depth=row.stochastic_depth)
+    )
     config.model.mean = (0.48145466, 0.4578275, 0.40821073)  # CLIP's; fine-tuning takes the checkpoint's.
     config.model.deviation = (0.26862954, 0.26130258, 0.27577711)
     config.objective.update(dict(name="eva", teacher=teacher, teacher_features="head"))
@@ -100,7 +102,7 @@ class Tuned(NamedTuple):
     learning_rate: float
     warmup: int
     layer_decay: float
-    depth: float
+    stochastic_depth: float
     smoothing: float
     least_area: float = 0.08
 
@@ -112,7 +114,9 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
     """
     images = IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES
     config = _like_eva(model, row.epochs, row.batch, row.learning_rate, row.warmup, images)
-    config.model.update(dict(pooling="gap", cls_token=True, fc_norm=True, stochastic_depth=row.depth))
+    config.model.update(
+        dict(pooling="gap", cls_token=True, fc_norm=True, stochastic_depth=row.stochastic_depth)
+    )
     config.data.path, config.data.train_split, config.data.test_split = "imagenet2012", "train", "validation"
     if i21k:
         config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"

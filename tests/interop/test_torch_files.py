@@ -1,6 +1,7 @@
 """Authors' `.pth` files: read by PyTorch in a process of its own, as tensors and nothing else."""
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -135,6 +136,18 @@ def test_later_models_of_their_authors_give_timms_outputs(
     images = random_images(ours)
     wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=4e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("size", "crop"), [(224, 0.875), (384, 1.0)])
+@pytest.mark.parametrize(
+    ("name", "pixels"), [("deit3_small_patch16_224", None), ("beit_base_patch16_224", "half")]
+)
+def test_large_images_are_seen_whole(name, pixels, size, crop, torch, timm, tmp_path):
+    state = timm.create_model(name, **SMALL | dict(img_size=size, depth=1)).state_dict()
+    rename = authors_of_deit3 if name.startswith("deit3") else authors_of_beit
+    torch.save(rename(torch, dict(state), size // 16), tmp_path / "x.pth")
+    unpack(str(tmp_path / "x.pth"), tmp_path, pixels)
+    assert json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["crop_pct"] == crop
 
 
 def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):

@@ -147,7 +147,7 @@ def _views(arrays: dict[str, np.ndarray], seen: dict[str, np.ndarray]) -> dict[s
     views = {"all layers": first}
     for layer, maps in reversed([*enumerate(seen.get("attended", ()), start=1)]):
         heads = np.moveaxis(maps, -1, 0)
-        views[f"layer {layer}, head"] = [View(str(head), seen) for head, seen in enumerate(heads, 1)]
+        views[f"layer {layer}, head"] = [View(str(head), own) for head, own in enumerate(heads, 1)]
     if "rollout" in arrays:
         for layer in reversed(range(seen["attention"].shape[1])):
             heads = np.moveaxis(seen["attention"][:, layer], 1, 0)

@@ -134,21 +134,32 @@ class Scheme(NamedTuple):
     gated: Initializer = xavier(parts=2)  # where it has a gate,
     out: Initializer = xavier()  # and of the last layer of either branch.
 
+    own: Callable[[int, int, bool], dict[str, Initializer]] = (
+        lambda layer, depth, sub_norm: {}
+    )  # `of_layer`'s.
+
     def of_layer(self, layer: int, depth: int, sub_norm: bool) -> "Scheme":
         """The values of one layer, counted from 0, of `depth` layers.
 
-        BEiT's last layers of branches are divided by sqrt(2 (layer + 1)). Where branches are normalised
-        within (`sub_norm`; Wang et al., 2022), EVA-02's kernels but those of queries and keys are
-        sqrt(log(2 depth)) larger.
+        Args:
+          sub_norm: its branches are normalised within (Wang et al., 2022).
         """
-        if self is SCHEMES["beit"]:
-            return self._replace(out=normal(0.02 / math.sqrt(2 * (layer + 1))))
-        if self is SCHEMES["eva02"] and sub_norm:
-            factor = math.sqrt(math.log(2 * depth))
-            one = xavier_normal(factors=(factor,))
-            qkv = xavier_normal(parts=3, factors=(1, 1, factor))  # Kernels of their own there.
-            return self._replace(qkv=qkv, dense=one, gated=xavier_normal(2, (factor, factor)), out=one)
-        return self
+        return self._replace(**self.own(layer, depth, sub_norm))
+
+
+def _beits_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
+    """BEiT's last layers of branches, divided by sqrt(2 (layer + 1))."""
+    return {"out": normal(0.02 / math.sqrt(2 * (layer + 1)))}
+
+
+def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
+    """EVA-02's kernels but those of queries and keys, sqrt(log(2 depth)) larger where `sub_norm`."""
+    if not sub_norm:
+        return {}
+    factor = math.sqrt(math.log(2 * depth))
+    one, gated = xavier_normal(factors=(factor,)), xavier_normal(parts=2, factors=(factor, factor))
+    qkv = xavier_normal(parts=3, factors=(1, 1, factor))  # Kernels of their own there.
+    return {"qkv": qkv, "dense": one, "gated": gated, "out": one}
 
 
 SCHEMES = {
@@ -173,6 +184,7 @@ SCHEMES = {
         normal(0.02),
         jax.nn.initializers.zeros,
         *[normal(0.02)] * 3,
+        own=_beits_own,
     ),
     # EVA-02's in PyTorch: Xavier's normal values, q, k and v at once; patches as MAE has them.
     "eva02": Scheme(
@@ -183,5 +195,6 @@ SCHEMES = {
         xavier_normal(),
         xavier_normal(parts=2),
         xavier_normal(),
+        own=_eva02s_own,
     ),
 }

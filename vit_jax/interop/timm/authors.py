@@ -73,12 +73,13 @@ def as_timm(tensors: Mapping[str, np.ndarray], pixels: str | None) -> tuple[dict
         else:
             raise UserError(f"nothing says how many heads an EVA of width {dim} without rotary positions has")
     elif "blocks.0.gamma_1" in named:  # DeiT-III; the others above have the same names for their scales.
+        side = math.isqrt(named["pos_embed"].shape[1]) * patch if "pos_embed" in named else 0
         named = {re.sub(r"\.gamma_(\d)$", r".ls\1.gamma", name): array for name, array in named.items()}
     if pixels is None and len(choices) > 1:
         ways = ", ".join(f"--pixels={way} ({which})" for way, which in choices.items())
         raise UserError(f"by which mean and deviation it sees pixels, no file of this kind says: {ways}")
     seen = PIXELS[pixels or next(iter(choices))]
-    crop = 1.0 if side >= 384 else 0.875  # As BEiT and EVA are evaluated; the others below 384 pixels.
+    crop = 1.0 if side >= 384 else 0.875  # As the authors evaluate; `side` is 0 where no tensor tells it.
     shown = {"mean": seen["mean"], "std": seen["deviation"], "interpolation": "bicubic", "crop_pct": crop}
     return named, config | {"pretrained_cfg": shown}
 
