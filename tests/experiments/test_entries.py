@@ -125,6 +125,28 @@ def test_start_with_a_teacher_waits_for_the_run_that_it_names(made_up, tmp_path)
     assert f"--config.objective.teacher={here.trials[0].job.workdir}" in pupil.job.flags
 
 
+def test_teachers_are_trained_in_turn_and_those_that_only_teach_are_not_fine_tuned(made_up, tmp_path):
+    starts = {
+        "pupil": {"objective__teacher": "tokeniser"},
+        "tokeniser": {"objective__teacher": "master"},
+        "master": {},
+    }
+    *turns, choices, _ = few_labels(starts, steps=50, tuning_steps=9, only_teach=("tokeniser",))
+    here = Study(tmp_path, {})
+    for turn in turns:
+        here.run(turn(here), lambda: None)
+    assert [trial.factors["start"] for trial in here.trials] == ["master", "tokeniser", "pupil"]
+    assert {trial.factors["start"] for trial in choices(here)} == {"pupil", "master"}
+
+
+def test_start_of_no_steps_is_fine_tuned_from_random_parameters_of_its_model(made_up, tmp_path):
+    starts = {"random": {"steps": 0, "model__name": "Swin-T"}}
+    choices, _ = few_labels(starts, steps=50, tuning_steps=9)
+    for trial in choices(Study(tmp_path, {})):
+        assert "--config.model.name=Swin-T" in trial.job.flags
+        assert not any("finetune" in flag or "steps=0" in flag for flag in trial.job.flags)
+
+
 def test_fine_tuning_has_the_model_of_its_start_and_none_of_its_other_values(made_up, tmp_path):
     here, start = Study(tmp_path, {}), {"model__name": "Swin-T", "optimizer__weight_decay": 0.5}
     pretrained, choices, _ = few_labels({"Swin": start}, steps=50, tuning_steps=9)

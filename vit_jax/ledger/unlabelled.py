@@ -41,25 +41,33 @@ def few_labels(
     steps: int,
     tuning_steps: int,
     seeds: Sequence[int] = (0, 1, 2),
+    only_teach: Sequence[str] = (),
 ) -> list[Stage]:
     """Stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each start.
 
     Args:
       starts: by name the values of a pre-training run, such as those of its objective; none (`{}`) trains on
-        the labels of all images; None starts fine-tuning from random parameters. Those of a model, as in
-        `OTHERS`, are fine-tuning's too. An `objective__teacher` is the name of a start without one, whose
-        run it is.
+        the labels of all images; None, or values with 0 steps, starts fine-tuning from random parameters.
+        Those of a model, as in `OTHERS`, are fine-tuning's too. An `objective__teacher` is the name of a
+        start, whose run it is.
       steps: of a pre-training run, if its values do not say.
       seeds: of fine-tuning; pre-training has one.
+      only_teach: names of starts that are not fine-tuned, such as tokenisers.
     """
 
-    def taught(start):
-        return "objective__teacher" in (starts[start] or {})
+    def teacher_of(start):
+        return (starts[start] or {}).get("objective__teacher")
+
+    def teachers_before(start):
+        return 0 if teacher_of(start) is None else 1 + teachers_before(teacher_of(start))
+
+    def is_trained(start):
+        return starts[start] is not None and starts[start].get("steps") != 0
 
     def pretrained(study, start, seed):
-        values = {**(starts[start] or {})}
-        if taught(start):
-            values["objective__teacher"] = study.workdir("pretrained", start=values["objective__teacher"])
+        values = {**starts[start]}
+        if teacher_of(start) is not None:
+            values["objective__teacher"] = study.workdir("pretrained", start=teacher_of(start))
             if values["objective__teacher"] is None:
                 return None
         return config(MODEL, COLLECTION, IMAGES, values.pop("steps", steps)), values
@@ -68,7 +76,7 @@ def few_labels(
         given = (starts[start] or {}).items()
         values: dict[str, Any] = {key: value for key, value in given if key.startswith("model__")}
         values["optimizer__learning_rate"] = optimizer__learning_rate
-        if starts[start] is not None:
+        if is_trained(start):
             values["finetune__checkpoint"] = study.workdir("pretrained", start=start)
         missing = values.get("finetune__checkpoint", "") is None
         return None if missing else (config(MODEL, COLLECTION, LABELLED, tuning_steps), values)
@@ -78,11 +86,18 @@ def few_labels(
         "data__train_split": f"train[:{kept}]",
         "data__test_split": f"train[{kept}:{LABELLED}]",
     }
-    made = [start for start, values in starts.items() if values is not None and not taught(start)]
-    later = [start for start in starts if taught(start)]
+    made = [start for start in starts if is_trained(start)]
+    tuned = tuple(start for start in starts if start not in only_teach)
+    order = sorted({teachers_before(start) for start in made})
     rates = {"optimizer__learning_rate": RATES}
     return [
-        grid("pretrained", {"start": made}, pretrained),
-        *([grid("pretrained", {"start": later}, pretrained)] if later else []),
-        *at_best("finetuned", {"start": tuple(starts)}, finetuned, rates, held_out, seeds),
+        *(
+            grid(
+                "pretrained",
+                {"start": [start for start in made if teachers_before(start) == turn]},
+                pretrained,
+            )
+            for turn in order
+        ),
+        *at_best("finetuned", {"start": tuned}, finetuned, rates, held_out, seeds),
     ]
