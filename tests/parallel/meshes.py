@@ -49,6 +49,7 @@ MODELS = {
     "Swin V2": SWIN | dict(name="SwinV2-T/w8", remat="full"),
     "masked patches": VIT,
     "MAE": VIT | dict(position="sincos2d"),
+    "FCMAE": CONVNEXT | dict(name="ConvNeXtV2-T"),
     "DINO": VIT | dict(stochastic_depth=0.2),
     "DINOv2": VIT | dict(layer_scale=1e-5, registers=2, pooling="cls"),
     "distillation": VIT | dict(distillation="heads"),
@@ -57,6 +58,7 @@ MODELS = {
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
     "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=2, decoder_heads=8),
+    "FCMAE": dict(name="fcmae", decoder_dim=32),
     "DINO": dict(name="dino", head_hidden=64, prototypes=128, local_crops=3, local_size=8),
     "DINOv2": dict(
         **dict(name="dino", head_hidden=64, prototypes=128, local_crops=2, local_size=8, koleo=0.1),

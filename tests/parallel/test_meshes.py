@@ -39,6 +39,7 @@ def losses(*cases: str) -> dict[str, dict]:
 
 
 TEACHERS = "DINO", "DINOv2", "distillation", "EVA"
+MASKED = [("masked patches", "data"), ("MAE", "all"), ("FCMAE", "data"), ("FCMAE", "all")]
 ONCE = 'ViT: data: {"sum_gradients": "float32_once"}'
 
 
@@ -57,6 +58,7 @@ def test_a_mesh_of_all_axes_with_scan_and_remat_gives_the_losses_of_one_device(f
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
     objectives = "masked patches: one", "masked patches: data", "MAE: one", "MAE: all"
+    objectives += "FCMAE: one", "FCMAE: data", "FCMAE: all"
     vits = "ViT: one", "ViT: data", "ViT, dots: fsdp", "ViT scanned, full: all", ONCE
     return losses(*vits, *objectives)
 
@@ -68,7 +70,7 @@ def test_no_mesh_scan_or_remat_changes_the_losses(results, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "mesh"), [("masked patches", "data"), ("MAE", "all")])
+@pytest.mark.parametrize(("objective", "mesh"), MASKED)
 def test_images_are_masked_alike_on_one_device_and_on_eight(results, objective, mesh):
     several, one = (results[f"{objective}: {where}"]["losses"] for where in (mesh, "one"))
     np.testing.assert_allclose(several, one, rtol=1e-5)

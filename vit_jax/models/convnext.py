@@ -23,6 +23,7 @@ from vit_jax.models.depthwise import depthwise
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.kept_patches import KeptPatches
 from vit_jax.models.layers import GELUS, named, rising, run_blocks
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.resnet import HEAD_AXES, linear_head
@@ -125,7 +126,9 @@ class ResponseNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, height, width, channels]` to the same shape; the strengths are float32."""
-        strength = jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum((1, 2), keepdims=True))
+        squares = jnp.square(x.astype(jnp.float32)).sum((1, 2), keepdims=True)
+        # The root of 0 has no slope, which few places make likely enough; PyTorch's norm calls it 0 too.
+        strength = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
         share = (strength / (strength.mean(-1, keepdims=True) + 1e-6)).astype(x.dtype)
         return x + self.scale[...].astype(x.dtype) * (x * share) + self.bias[...].astype(x.dtype)
 
@@ -174,9 +177,20 @@ class ConvNeXtBlock(nnx.Module):
         self.scale1 = nnx.Param(jnp.full(width, common.layer_scale)) if scaled else None
         self.gelu = common.gelu
 
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None, stochastic_depth: float) -> jax.Array:
-        """`[batch, height, width, channels]` to the same shape."""
-        branch = self.fc1(self.norm(self.depthwise(x)))
+    def __call__(
+        self,
+        x: jax.Array,
+        rngs: nnx.Rngs | None,
+        stochastic_depth: float,
+        kept: KeptPatches | None = None,
+    ) -> jax.Array:
+        """`[batch, height, width, channels]` to the same shape.
+
+        Args:
+          kept: the patches that `x` has of each image; the convolution sees zeros in place of the others.
+        """
+        around = self.depthwise(x) if kept is None else kept.gather(self.depthwise(kept.scatter(x)))
+        branch = self.fc1(self.norm(around))
         branch = named("hidden_features", GELUS[self.gelu](branch))
         if self.response_norm is not None:
             branch = self.response_norm(branch)
@@ -252,7 +266,12 @@ class ConvNeXt(ImageModel):
         size = height_and_width(image_size)
         _check_together(given, size)
         super().__init__(size, channels, mean, deviation, any_size=True)
-        self.num_classes, self.blocks, self.remat = num_classes, tuple(blocks), remat
+        self.num_classes, self.blocks, self.widths, self.remat = (
+            num_classes,
+            tuple(blocks),
+            tuple(widths),
+            remat,
+        )
         self.stochastic_depth, self.gelu = stochastic_depth, gelu
         common = Common(grn, gelu, layer_scale, norm_epsilon, jnp.dtype(dtype), centred_norm)
 
@@ -298,10 +317,28 @@ class ConvNeXt(ImageModel):
             x = GELUS[self.gelu](self.pre_logits(x))
         return x
 
-    def _stages(self, images: jax.Array, rngs: nnx.Rngs | None) -> list[jax.Array]:
-        """Turns images into the features of each stage, finest first."""
+    @property
+    def leaves_out(self) -> int | None:
+        return None if len(self.stem) > 1 else 4 * 2 ** (len(self.blocks) - 1)
+
+    def features_of(self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        x = self._stages(images, rngs, keep)[-1]
+        return x.reshape(len(x), -1, x.shape[-1])
+
+    def _stages(
+        self, images: jax.Array, rngs: nnx.Rngs | None, keep: jax.Array | None = None
+    ) -> list[jax.Array]:
+        """Turns images into the features of each stage, finest first.
+
+        Args:
+          keep: as of `features_of`; each stage's features are then of these patches, one under the other.
+        """
         _check_size(jnp.shape(images)[1:3], len(self.blocks))
         x = self.normalize(images)
+        kept = None
+        if keep is not None:
+            kept = KeptPatches(keep, (x.shape[1] // self.leaves_out, x.shape[2] // self.leaves_out))
+            x = kept.gather(x)
         for place, conv in self.stem.items():
             x = conv(x)
             if self.activated and place == "0":
@@ -312,7 +349,7 @@ class ConvNeXt(ImageModel):
             if "downsample" in parts:
                 x = named("features", parts["downsample"](parts["norm"](x)))
             blocks = [parts[f"{place:02d}"] for place in range(count)]
-            x = run_blocks(blocks, x, first, self.block_rate, key, remat=self.remat)
+            x = run_blocks(blocks, x, first, self.block_rate, key, remat=self.remat, kept=kept)
             found.append(x)
             first += count
         return found
@@ -421,9 +458,9 @@ FAMILY = Family(
     axes=(
         (r"depthwise/kernel", "height width one -> channels"),
         (r"(stem/\d+|downsample)/kernel", "height width inputs -> outputs"),
-        (r"stages/\d+/\d+/fc1/kernel", "dim -> hidden"),
-        (r"stages/\d+/\d+/fc1/bias", "hidden"),
-        (r"stages/\d+/\d+/fc2/kernel", "hidden -> dim"),
+        (r"(stages/\d+|blocks)/\d+/fc1/kernel", "dim -> hidden"),
+        (r"(stages/\d+|blocks)/\d+/fc1/bias", "hidden"),
+        (r"(stages/\d+|blocks)/\d+/fc2/kernel", "hidden -> dim"),
         (r"response_norm/(scale|bias)", "hidden"),
         (r"pre_logits/kernel", "dim -> dim"),
         *HEAD_AXES,

@@ -128,6 +128,23 @@ class ImageModel(nnx.Module):
         """
         raise NotImplementedError
 
+    @property
+    def leaves_out(self) -> int | None:
+        """Side in pixels of the patches that `features_of` may leave out of an image, each of them one place
+        of the last stage; None: this model has no such features."""
+        return None
+
+    def features_of(self, images: jax.Array, keep: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Turns some patches into the last stage's features, not normalised, `[batch, kept, channels]`.
+
+        They know nothing of the other patches: layers see zeros in their place, and what is normalised over
+        an image is so over these. `leaves_out` divides the sides of the images.
+
+        Args:
+          keep: int32 `[batch, kept]`, numbers of each image's patches in raster order, each once.
+        """
+        raise NotImplementedError
+
     def each_head(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
         """Turns images into the logits of each head, `[batch, classes]`; a call gives the heads' mean.
 

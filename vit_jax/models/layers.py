@@ -102,11 +102,12 @@ def run_blocks(
     key: jax.Array | None,
     *,
     remat: str,
+    **given: Any,
 ) -> jax.Array:
     """Applies the blocks of a stage, `[batch, height, width, channels]` to the same shape.
 
     Args:
-      blocks: called as `block(x, rngs, stochastic_depth)`.
+      blocks: called as `block(x, rngs, stochastic_depth, **given)`.
       first: number of the first of them among all blocks of the model.
       rate: stochastic depth by that number.
       key: in training; each block's own is folded from it and its number.
@@ -115,7 +116,7 @@ def run_blocks(
 
     def call(block, x, number):
         rngs = None if key is None else nnx.Rngs(dropout=jax.random.fold_in(key, number))
-        return named("features", block(x, rngs, rate(number)))
+        return named("features", block(x, rngs, rate(number), **given))
 
     return run_layers(call, blocks, x, range(first, first + len(blocks)), remat=remat)
 

@@ -16,6 +16,11 @@ SMALL = dict(dim=16, depth=2, hidden=32, heads=2)
 DECODER = dict(decoder_dim=16, decoder_depth=2, decoder_heads=2)
 
 
+def small(model: str) -> dict:
+    """Arguments that make a ViT small; other models' tests have their own."""
+    return SMALL if "ViT" in model else {}
+
+
 def config_of(name: str, **values) -> ConfigDict:
     config = base_config()
     config.objective.update(dict(name=name, **DECODER) | values)
@@ -29,7 +34,7 @@ def make(name: str, *, image_size=(16, 24), model="ViT-Ti/4", options=None, **va
 
 @functools.cache
 def _make(name, image_size, model, options, values):
-    vit = create_model(model, num_classes=0, image_size=image_size, **SMALL | dict(options))
+    vit = create_model(model, num_classes=0, image_size=image_size, **small(model) | dict(options))
     objective = make_objective(config_of(name, **dict(values)), vit, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     for module in (vit, objective):
@@ -42,7 +47,8 @@ def _make(name, image_size, model, options, values):
 
 def refused(name: str, model: str = "ViT-Ti/4", image_size=16, options=None, **values) -> None:
     """Makes an objective for a model that is never allocated."""
-    vit = abstract(model_factory(model, num_classes=0, image_size=image_size, **SMALL | (options or {})))
+    sizes = small(model) | (options or {})
+    vit = abstract(model_factory(model, num_classes=0, image_size=image_size, **sizes))
     abstract(functools.partial(make_objective, config_of(name, **values), vit))
 
 

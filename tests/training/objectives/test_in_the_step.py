@@ -17,13 +17,14 @@ from vit_jax.training.objectives import handing_in
 from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 from vit_jax.training.program import Program, make_program
 
-OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}}
+OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}, "fcmae": {}}
+MODELS = {"fcmae": dict(name="ConvNeXtV2-T", blocks=(1, 1), widths=(8, 16))}
 
 
 def program_of(name: str, classes: int = 0, **values) -> tuple[Program, ConfigDict]:
     """Of plain gradient descent, which shows the gradient itself."""
     config = config_of(name, **OBJECTIVES.get(name, {}))
-    config.model.update(dict(name="ViT-Ti/4", **SMALL))
+    config.model.update(MODELS.get(name, dict(name="ViT-Ti/4", **SMALL)))
     plain = {"name": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
     plain |= {"learning_rate": 0.1, "schedule": "constant", "warmup_steps": 0}
     config.optimizer.update(plain)

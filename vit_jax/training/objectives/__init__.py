@@ -18,6 +18,7 @@ from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.distillation import Distillation
 from vit_jax.training.objectives.eva import EVA
+from vit_jax.training.objectives.fcmae import FCMAE
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
 from vit_jax.training.objectives.objective import Objective
@@ -26,6 +27,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
     "masked_patch": MaskedPatch,
     "mae": MAE,
+    "fcmae": FCMAE,
     "dino": DINO,
     "distillation": Distillation,
     "eva": EVA,

@@ -1,0 +1,111 @@
+"""Fully convolutional masked autoencoders (ConvNeXt V2, Woo et al., 2023; 2301.00808)."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models import initializers
+from vit_jax.models.convnext import Common, ConvNeXtBlock
+from vit_jax.models.layers import named, run_blocks
+from vit_jax.options import Option, whole
+from vit_jax.training.objectives.hidden_pixels import HiddenPixels
+from vit_jax.training.objectives.masking import pick, put
+from vit_jax.training.objectives.objective import Batch, check_self_supervised
+
+MASK_RATIO = 0.6  # The paper's.
+
+OPTIONS = {
+    "objective.decoder_blocks": Option(1, whole(1, 10_000), "ConvNeXt V2 blocks of fcmae's decoder."),
+}
+
+
+class FCMAE(HiddenPixels):
+    """Predicts the pixels of hidden patches, each a place of a ConvNeXt's last stage, from the visible ones.
+
+    The encoder computes what sparse convolutions would: nothing of a hidden patch, and GRN over the visible
+    places alone. Parameters: the decoder, of a dense layer, a token in place of each hidden patch, blocks of
+    ConvNeXt V2 over the map of all patches, and a dense layer. All kernels start as the model's.
+
+    Args:
+      model: the ConvNeXt that is trained.
+      ratio, normalize_targets: as of `HiddenPixels`.
+      dim: width of the decoder.
+      blocks: their number.
+
+    Raises:
+      UserError: no patch is hidden or visible.
+    """
+
+    made_by: ClassVar = ("decoder_dim", "decoder_blocks")
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        ratio: float,
+        *,
+        dim: int,
+        blocks: int,
+        normalize_targets: bool,
+        rngs: nnx.Rngs,
+    ):
+        side = model.leaves_out
+        grid = model.image_size[0] // side, model.image_size[1] // side
+        super().__init__(grid, side, ratio, normalize_targets)
+        common = Common(
+            grn=True,
+            gelu=model.gelu,
+            layer_scale=None,
+            epsilon=model.norm.epsilon,
+            dtype=model.stem["0"].dtype,
+            centred=True,
+        )
+        self.embedding = common.dense(model.widths[-1], dim, rngs)
+        self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
+        self.blocks = nnx.Dict({f"{place:02d}": ConvNeXtBlock(dim, common, rngs) for place in range(blocks)})
+        outputs = side**2 * model.channels
+        self.prediction = common._replace(dtype=jnp.float32).dense(dim, outputs, rngs)
+
+    @staticmethod
+    def sees_length(config: ConfigDict) -> bool:
+        return False
+
+    @classmethod
+    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "FCMAE":
+        check_self_supervised(config)
+        values, side = config.objective, model.leaves_out
+        if side is None:
+            raise UserError(
+                "config.objective.name='fcmae' leaves patches out of convolutions: the model must be a "
+                "ConvNeXt with model.stem='patches', of which no place sees beyond its patch"
+            )
+        if config.model.head_hidden:
+            raise UserError(
+                "config.objective.name='fcmae' trains nothing behind the last stage: it needs "
+                "model.head_hidden=None"
+            )
+        height, width = model.image_size
+        if height % side or width % side:
+            raise UserError(
+                f"config.objective.name='fcmae' hides patches of {side}x{side} pixels, which do not divide "
+                f"images of {height}x{width}: give config.data.image_size a multiple of {side}"
+            )
+        return cls(
+            model,
+            MASK_RATIO if values.mask_ratio is None else values.mask_ratio,
+            dim=values.decoder_dim,
+            blocks=values.decoder_blocks,
+            normalize_targets=values.normalize_targets,
+            rngs=rngs,
+        )
+
+    def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
+        visible, hidden = jnp.split(batch["order"], [self.visible], axis=1)
+        x = self.embedding(model.features_of(batch["image"], visible, rngs))
+        masks = jnp.broadcast_to(self.mask[...].astype(x.dtype), (len(x), self.patches, x.shape[-1]))
+        x = named("features", put(masks, visible, x).reshape(len(x), *self.grid, -1))
+        x = run_blocks([*self.blocks.values()], x, 0, lambda block: 0.0, None, remat=model.remat)
+        return self.prediction(pick(x.reshape(len(x), self.patches, -1), hidden))
