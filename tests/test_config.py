@@ -68,6 +68,7 @@ OTHER_JOBS += (
     "mae_l16",
     "mae_h14",
     "mae_finetune",
+    "fcmae",
     "vit_s16_i1k",
     "bit_i1k",
     "bit_i21k",
@@ -264,6 +265,16 @@ def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(name, tmp_path,
     train(config, tmp_path / "run")
     said = capsys.readouterr().out
     assert said.count("step 2/2") == 2 and "fc_norm" in said
+
+
+@pytest.mark.slow
+def test_smoke_of_fcmaes_fine_tuning_goes_on_from_its_pre_training(tmp_path, capsys):
+    train(load("fcmae", "smoke"), tmp_path / "pretrained")
+    config = load("convnext", "model=ConvNeXtV2-B,task=finetune_fcmae,smoke")
+    config.finetune.checkpoint = str(tmp_path / "pretrained")
+    train(config, tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("step 2/2") == 2 and "beside it fcmae's own parameters" in said
 
 
 def test_unknown_argument_is_named():
@@ -499,7 +510,11 @@ def test_every_value_is_read(tmp_path, monkeypatch):
         config.objective.update(dict(name=name, teacher="a teacher" if learns else None))
         assert bool(OBJECTIVES[name].learns_from(config)) == learns
         model = abstract(model_factory("ViT-Ti/4", num_classes=10, image_size=16)) if learns else None
-        make_program(config, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=model)
+        trained = config.copy_and_resolve_references() if name == "fcmae" else config
+        if name == "fcmae":  # Of a ConvNeXt, which has no options of a ViT.
+            trained.model = configs.base_config().model
+            trained.model.update(dict(name="ConvNeXtV2-T", blocks=(1,), widths=(8,)))
+        make_program(trained, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=model)
     rate_search.rate_jobs(config, tmp_path / "sweep", given=())
     rate_search.seed_jobs(config, tmp_path / "sweep", given=(), rate=0.1)
     monkeypatch.undo()

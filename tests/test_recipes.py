@@ -9,6 +9,7 @@ from tests.test_config import load
 from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
 from vit_jax.recipes import TRANSFER, finetune
+from vit_jax.training.objectives import fcmae
 from vit_jax.training.objectives.eva import MASK_RATIO
 
 # Steps and rates are table 4's, the shares held out appendix B.1.1's, the warm-ups the authors' code's.
@@ -122,6 +123,23 @@ def test_mae_config_holds_the_published_values(model):
     assert config.augment.level == "none" and config.augment.policy is None and config.data.flip
     assert (config.data.crop, config.data.interpolation) == ("random_resized", "bicubic")
     assert optimizer.count_from == 0
+
+
+def test_fcmae_config_holds_the_published_values():
+    config = load("fcmae")
+    check(config)
+    data, objective, optimizer = config.data, config.objective, config.optimizer
+    assert (config.model.name, config.epochs, config.batch_size) == ("ConvNeXtV2-B", 1600, 4096)
+    assert (objective.name, objective.mask_ratio, objective.normalize_targets) == ("fcmae", None, True)
+    assert (fcmae.MASK_RATIO, objective.decoder_dim, objective.decoder_blocks) == (0.6, 512, 1)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.95, 0.05)
+    assert (optimizer.learning_rate, optimizer.schedule, optimizer.clip_norm) == (2.4e-3, "cosine", 0.0)
+    assert (optimizer.warmup_steps, optimizer.end_learning_rate) == (12_511, 0.0)  # 40 epochs.
+    assert (optimizer.decay, optimizer.count_from) == ("matrices", 0)
+    assert (data.crop, data.crop_area, data.interpolation) == ("random_resized", (0.2, 1.0), "bicubic")
+    assert config.augment.level == "none" and config.augment.policy is None and data.flip
+    assert config.model.mean == (0.485, 0.456, 0.406) and config.model.deviation == (0.229, 0.224, 0.225)
+    assert not config.model.stochastic_depth
 
 
 @pytest.mark.parametrize(

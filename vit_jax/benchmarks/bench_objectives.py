@@ -1,5 +1,7 @@
 """Training steps by objective: what they cost beside the supervised one, by the compiler and by the clock."""
 
+from collections.abc import Sequence
+
 from vit_jax.benchmarks.bench_train import compare
 
 STEPS = {
@@ -9,8 +11,11 @@ STEPS = {
     "with a decoder of 4 layers": {"objective.name": "mae", "objective.decoder_depth": 4},
     "with a decoder of 1 layer": {"objective.name": "mae", "objective.decoder_depth": 1},
 }
+OF_CONVNEXTS = {"supervised": {}, "masked autoencoder": {"objective.name": "fcmae"}}
 
 
-def measure(**values) -> None:
+def measure(models: Sequence[str], **values) -> None:
     """Prints, for each model, FLOPs and time of the objectives' steps; `values` are those of `compare`."""
-    compare(STEPS, **values)
+    for convolutional, steps in ((False, STEPS), (True, OF_CONVNEXTS)):
+        if those := [model for model in models if model.startswith("ConvNeXt") == convolutional]:
+            compare(steps, those, **values)
