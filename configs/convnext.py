@@ -11,7 +11,7 @@ V2's models are fine-tuned after FCMAE (2301.00808, and TRAINING.md of facebookr
 
 Trained on ImageNet-1k alone T, S, B and L reach 82.1, 83.1, 83.8 and 84.3 %; B, L and XL from ImageNet-21k,
 at 384 pixels, 86.8, 87.5 and 87.8 %. `task=finetune_i1k` goes on at 384 pixels with a model of ImageNet-1k.
-After FCMAE V2's Atto, T and B reach 76.7, 83.0 and 84.9 %.
+After FCMAE V2's Atto, T and B reach 76.7, 83.0 and 84.9 %; `configs/fcmae.py` is that pre-training.
 """
 
 from vit_jax.config import choose, named_values

@@ -58,7 +58,8 @@ MODELS = {
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
     "MAE": dict(name="mae", mask_ratio=0.75, decoder_dim=32, decoder_depth=2, decoder_heads=8),
-    "FCMAE": dict(name="fcmae", decoder_dim=32),
+    # Nothing is predicted at first: the loss shows which patches are hidden by their own pixels.
+    "FCMAE": dict(name="fcmae", decoder_dim=32, normalize_targets=False),
     "DINO": dict(name="dino", head_hidden=64, prototypes=128, local_crops=3, local_size=8),
     "DINOv2": dict(
         **dict(name="dino", head_hidden=64, prototypes=128, local_crops=2, local_size=8, koleo=0.1),

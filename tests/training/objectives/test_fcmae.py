@@ -23,6 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, model_factory
 from vit_jax.models.convnext import ResponseNorm
 from vit_jax.models.layers import capturing
+from vit_jax.runs.loop import train
 from vit_jax.training.objectives import make_objective
 
 # 3x4 patches of 8x8 pixels, of which 4 are visible: maps of 6x8 and 3x4 places.
@@ -219,6 +220,22 @@ def test_decoder_is_the_authors_and_a_step_costs_a_part_of_the_supervised_one(na
     supervised = abstract(model_factory(name, num_classes=1000, image_size=224))
     whole = make_objective(config_of("classification"), supervised, rngs=None).multiply_adds(supervised)
     assert least < objective.multiply_adds(model) / whole < most
+
+
+@pytest.mark.slow
+def test_pretraining_goes_on_from_a_run_with_its_decoder(tmp_path, capsys):
+    config = config_of("fcmae")
+    config.model.update(dict(name="ConvNeXtV2-T", **STAGES))
+    config.data.update(dict(source="digits", image_size=16, test_resize=16, workers=0))
+    config.update(dict(batch_size=16, steps=2, evaluate_every=2))
+    config.optimizer.warmup_steps = 0
+    train(config, tmp_path / "first")
+    config.finetune.checkpoint = str(tmp_path / "first")
+    train(config, tmp_path / "second")
+    assert "kept: fcmae's own parameters" in capsys.readouterr().out
+    config.objective.decoder_blocks = 2
+    with pytest.raises(UserError, match=r"objective\.decoder_blocks=1"):
+        train(config, tmp_path / "third")
 
 
 def test_pictures_show_what_is_visible_and_what_is_predicted():
