@@ -266,13 +266,8 @@ class ConvNeXt(ImageModel):
         size = height_and_width(image_size)
         _check_together(given, size)
         super().__init__(size, channels, mean, deviation, any_size=True)
-        self.num_classes, self.blocks, self.widths, self.remat = (
-            num_classes,
-            tuple(blocks),
-            tuple(widths),
-            remat,
-        )
-        self.stochastic_depth, self.gelu = stochastic_depth, gelu
+        self.num_classes, self.blocks, self.widths = num_classes, tuple(blocks), tuple(widths)
+        self.stochastic_depth, self.gelu, self.remat = stochastic_depth, gelu, remat
         common = Common(grn, gelu, layer_scale, norm_epsilon, jnp.dtype(dtype), centred_norm)
 
         self.activated = stem == "activated"

@@ -59,7 +59,7 @@ class FCMAE(HiddenPixels):
             grn=True,
             gelu=model.gelu,
             layer_scale=None,
-            epsilon=model.norm.epsilon,
+            epsilon=model.stem_norm.epsilon,
             dtype=model.stem["0"].dtype,
             centred=True,
         )
