@@ -28,7 +28,7 @@ def claimed(workdir, steps: int, **values) -> None:
 DINO = {"objective.name": "dino", "objective.teacher_temperature_steps": 3}
 DINO |= {"objective.teacher_momentum": 0.99, "objective.teacher_momentum_end": 0.99}
 SMALL_HEAD = {"objective.head_hidden": 16, "objective.prototypes": 12}
-OF_NO_LENGTH = {name: {"objective.name": name} for name in ("classification", "masked_patch", "mae")}
+OF_NO_LENGTH = {name: {"objective.name": name} for name in ("classification", "masked_patch", "mae", "fcmae")}
 OF_NO_LENGTH |= {"distillation": {"objective.name": "distillation"}, "dino": DINO}
 
 
