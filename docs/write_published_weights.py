@@ -2,8 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.interop.timm.authors import PIXELS
+from vit_jax.published.data_sets import DATA_SETS
 from vit_jax.published.weights import Weights, all_weights, find_weights
 
 HEAD = """# Published weights
@@ -14,6 +17,15 @@ starts a run from them. The accuracies are published ones, of ImageNet's validat
 otherwise, with the side of the images in pixels; none was measured here. Mind the licences. What is in a
 model by its name: [models](models.md).
 
+The data stand in the order of training, and are described [below](#data). They are what the weights' tag
+says: without a teacher's, and where training began from others' weights perhaps without theirs. What a model
+sees is the side of its square over that of the resized image, whose short side is resized, or both sides
+where it says "squeezed"; bicubic, unless it says otherwise; and the name of the mean and deviation by which
+pixels are normalised. This is what timm's registry says: at loading the repository's own files hold, and a
+line says so where they differ.
+
+{pixels}
+
 CLIPs that were trained with quick GELU, x sigmoid(1.702 x), have it in the last column: their repositories'
 own files mean exact GELU, which `pretrained=` puts right. From such a repository itself, `hf://REPOSITORY`,
 say `gelu="quick"`, or `--config.model.gelu=quick`.
@@ -21,20 +33,32 @@ say `gelu="quick"`, or `--config.model.gelu=quick`.
 Written by `python docs/write_published_weights.py`.
 """
 
+# Names of means and deviations, as of `convert --pixels` and of those that leave pixels between 0 and 1.
+WAYS: dict[str, dict[str, Any]] = {
+    **PIXELS,
+    "half": dict(mean=0.5, deviation=0.5),
+    "none": dict(mean=0.0, deviation=1.0),
+}
+
 
 def page() -> str:
     """The page: a table for each family, by the letters with which its models' names begin."""
     families: dict[str, list[Weights]] = {}
     for weights in sorted(all_weights(), key=lambda x: x.model.lower()):
         families.setdefault(re.split(r"[-/]", weights.model)[0], []).append(weights)
-    lines = [HEAD]
+    ways = ["| | mean | deviation |", "|---|---|---|"]
+    ways += [f"| `{way}` | {_numbers(x['mean'])} | {_numbers(x['deviation'])} |" for way, x in WAYS.items()]
+    lines = [HEAD.replace("{pixels}", "\n".join(ways))]
     for family, held in families.items():
-        head = "| model | `pretrained=` | pixels | classes | published, % | licence |"
-        rows, rule = [*map(_row, held)], "|---|---|---|---|---|---|"
+        head = "| model | `pretrained=` | pixels | classes | published, % | data | sees | licence |"
+        rows, rule = [*map(_row, held)], "|---|---|---|---|---|---|---|---|"
         if any(weights.arguments for weights in held):
             head, rule = f"{head} GELU |", f"{rule}---|"
             rows = [f"{row} {x.arguments.get('gelu', '')} |" for row, x in zip(rows, held, strict=True)]
         lines += [f"## {family}", "", head, rule, *rows, ""]
+    lines += ["## Data", "", "| name | what it is |", "|---|---|"]
+    lines += [f"| {name} | {what} |" for name, what in DATA_SETS.items()]
+    lines += ["", "Pairs are of an image and a text.", ""]
     return "\n".join(lines)
 
 
@@ -54,7 +78,20 @@ def _row(weights: Weights) -> str:
     ]
     classes = f"{weights.classes:,}" if weights.classes else "none"
     cells = f"`{weights.model}`", f"`{_name(weights)}`", f"{weights.pixels}", classes
-    return "| " + " | ".join((*cells, ", ".join(reached), weights.licence)) + " |"
+    data = ", ".join(weights.data)
+    return "| " + " | ".join((*cells, ", ".join(reached), data, _sees(weights), weights.licence)) + " |"
+
+
+def _sees(weights: Weights) -> str:
+    words = [f"{weights.crop:g}", "squeezed" if weights.kind == "square" else ""]
+    words.append("" if weights.interpolation == "bicubic" else weights.interpolation.replace("_", " "))
+    found = dict(mean=weights.mean, deviation=weights.deviation)
+    way = next(way for way, x in WAYS.items() if x == found)
+    return ", ".join(word for word in (*words, f"`{way}`") if word)
+
+
+def _numbers(values: float | tuple[float, ...]) -> str:
+    return " ".join(f"{x:.4g}" for x in (values if isinstance(values, tuple) else (values,)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
 Transformers, `hf://owner/name`, or a `.pth` file of the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
-BEiT, EVA or EVA-02, which PyTorch reads (`FILE.pth@teacher`: one of several dicts of tensors).
+BEiT, EVA, EVA-02, ConvNeXt or Swin, which PyTorch reads (`FILE.pth@teacher`: one of several dicts of
+tensors).
 DESTINATION is `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
 Transformers has no such model; `--to` chooses.
 """

@@ -187,6 +187,8 @@ def build_model(
     """
     values, sources, done = fit(checkpoint, changes)
     say(checkpoint.describe())
+    if weights and (otherwise := _otherwise(weights, checkpoint)):
+        say(f"its own files, which hold, prepare images otherwise than its line in the registry: {otherwise}")
     for line in done.describe():
         say(line)
     if values["dtype"] != checkpoint.arguments["dtype"]:
@@ -194,3 +196,17 @@ def build_model(
     model = build(checkpoint.model, values, sources)
     model.about = AboutLoaded(checkpoint, values, weights)
     return model
+
+
+def _otherwise(weights: Weights, checkpoint: Checkpoint) -> str:
+    """Words for what a checkpoint's own preprocessing has other than its published line; empty for none."""
+    if (seen := checkpoint.preprocessing) is None:
+        return ""
+    found = dict(crop=float(seen.share), kind=seen.kind, interpolation=seen.interpolation)
+    found |= {name: checkpoint.arguments[name] for name in ("mean", "deviation")}
+    words = []
+    for name, value in found.items():
+        said = getattr(weights, name)
+        if said != value and (isinstance(said, str) or not np.allclose(said, value, rtol=0, atol=1e-4)):
+            words.append(f"{name} {value}, there {said}")
+    return "; ".join(words)

@@ -99,6 +99,54 @@ def as_they_are(torch, state, grid):
     return state
 
 
+def authors_of_convnext(torch, state, grid):
+    saved = {}
+    for name, x in state.items():
+        name = re.sub(r"^stem\.", "downsample_layers.0.", name).replace(".blocks.", ".")
+        name = re.sub(r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1.", name)
+        name = name.replace("conv_dw", "dwconv").replace("mlp.fc", "pwconv").replace("head.norm", "norm")
+        if "mlp.grn" in name:
+            name = name.replace("mlp.grn.weight", "grn.gamma").replace("mlp.grn.bias", "grn.beta")
+            x = x[None, None, None]
+        saved[name.replace("head.fc", "head")] = x
+    return saved
+
+
+def authors_of_dinov3s_convnext(torch, state, grid):
+    saved = authors_of_convnext(torch, state, grid)
+    return saved | {f"norms.3.{part}": saved[f"norm.{part}"] for part in ("weight", "bias")}
+
+
+def authors_of_fcmae(torch, state, grid):
+    """Tensors of sparse layers below `encoder`, which have no last norm, and a decoder."""
+    saved = {"mask_token": torch.zeros(1, 8, 1, 1), "decoder.0.norm.weight": torch.ones(8)}
+    saved |= {"proj.bias": torch.ones(8), "pred.bias": torch.ones(3072)}
+    for name, x in authors_of_convnext(torch, state, grid).items():
+        name = re.sub(r"(pwconv\d)\.", r"\1.linear.", name)
+        name = re.sub(r"(\.norm|downsample_layers\.[123]\.0)\.", r"\1.ln.", name)
+        if re.search(r"(dwconv|downsample_layers\.[123]\.1)\.", name):
+            name = name.replace(".weight", ".kernel")
+            if x.ndim == 4:  # Kernels by column, row, in (but for depthwise ones) and out.
+                x = x.permute(3, 2, 1, 0).flatten(0, 1)
+                x = x[:, 0] if "dwconv" in name else x
+            else:
+                x = x[None]
+        elif "grn" in name:
+            x = x[0, 0]
+        if not name.startswith(("norm.", "head.")):
+            saved[f"encoder.{name}"] = x
+    return saved
+
+
+def authors_of_swin(torch, state, grid):
+    """Tensors with those that follow from the sizes, and merges at the end of a stage."""
+    saved = {"layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16, dtype=torch.int64)}
+    for name, x in state.items():
+        name = re.sub(r"^layers\.(\d)\.down", lambda found: f"layers.{int(found[1]) - 1}.down", name)
+        saved[name.replace("head.fc", "head")] = x
+    return saved
+
+
 SMALL = dict(embed_dim=128, depth=2, num_heads=2, img_size=64)
 AUTHORS = [
     ("vit_base_patch16_dinov3_qkvb", dict(global_pool="token"), authors_of_dinov3, None, "imagenet"),
@@ -138,6 +186,96 @@ def test_later_models_of_their_authors_give_timms_outputs(
     np.testing.assert_allclose(logits_of(ours, images), wanted, atol=4e-6 * np.abs(wanted).max())
 
 
+STAGES = dict(depths=(1, 1, 2, 1), dims=(16, 24, 32, 64))
+CONVNEXTS = [
+    ("dinov3", "convnext_tiny", dict(num_classes=0), authors_of_dinov3s_convnext),
+    ("convnext", "convnext_tiny", dict(num_classes=7), authors_of_convnext),
+    ("convnextv2", "convnextv2_tiny", dict(num_classes=7), authors_of_convnext),
+    ("fcmae", "convnextv2_tiny", dict(num_classes=0), authors_of_fcmae),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "rename"), [case[1:] for case in CONVNEXTS], ids=[case[0] for case in CONVNEXTS]
+)
+def test_convnexts_of_their_authors_give_timms_outputs(name, sizes, rename, torch, timm, tmp_path):
+    theirs = randomise(torch, timm.create_model(name, **STAGES | sizes))
+    if new := rename is authors_of_fcmae:
+        theirs.head.norm.reset_parameters()
+    torch.save({"model": rename(torch, dict(theirs.state_dict()), 0)}, tmp_path / "x.pth")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    _, notes = unpack(str(tmp_path / "x.pth"), folder)
+    assert ("new: the last norm, ones and zeros, which this pre-training has none of" in notes) == new
+    left = [note.split(": ")[1] for note in notes if note.startswith("left out")]
+    assert left == (["decoder", "mask_token", "pred", "proj"] if new else [])
+    ours = vit_jax.load_model(folder, image_size=64, say=str)
+    assert np.allclose(ours.mean, PIXELS["imagenet"]["mean"])
+    images = random_images(ours)
+    wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
+    np.testing.assert_allclose(logits_of(ours, images), wanted, atol=4e-6 * np.abs(wanted).max())
+
+
+WINDOWS = dict(embed_dim=32, depths=(2, 2), num_heads=(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("swin_tiny_patch4_window7_224", dict(img_size=64, window_size=4, num_classes=7)),
+        ("swin_tiny_patch4_window7_224", dict(img_size=96, window_size=4, num_classes=0)),
+        ("swinv2_tiny_window8_256", dict(img_size=64, window_size=4, num_classes=7)),
+        (
+            "swinv2_tiny_window8_256",
+            dict(img_size=96, window_size=12, pretrained_window_sizes=(6, 3), num_classes=7),
+        ),
+    ],
+)
+def test_swins_of_their_authors_give_timms_outputs(name, sizes, torch, timm, tmp_path):
+    """The files say how large windows are, those of pre-training too, and images."""
+    theirs = randomise(torch, timm.create_model(name, **WINDOWS | sizes))
+    saved = authors_of_swin(torch, dict(theirs.state_dict()), 0)
+    for stage, layer in enumerate(theirs.layers):
+        for number, block in enumerate(layer.blocks):
+            found = dict(attn_mask=block.attn_mask)
+            if name.startswith("swinv2"):
+                found["attn.relative_coords_table"] = block.attn.relative_coords_table
+            held = {name: x.clone() for name, x in found.items() if x is not None}
+            saved |= {f"layers.{stage}.blocks.{number}.{name}": x for name, x in held.items()}
+    torch.save({"model": saved}, tmp_path / "x.pth")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    unpack(str(tmp_path / "x.pth"), folder)
+    ours = vit_jax.load_model(folder, say=str)
+    assert ours.image_size == (sizes["img_size"],) * 2
+    images = random_images(ours)
+    wanted = torch_logits(torch, theirs.double(), np.float64(ours.normalize(images)))
+    np.testing.assert_allclose(logits_of(ours, images), wanted, atol=5e-6 * np.abs(wanted).max())
+
+
+def test_a_swin_for_large_images_sees_them_whole_and_squeezed(torch, timm, tmp_path):
+    """Of windows of 12 places; no mask says how large the images are."""
+    sizes = WINDOWS | dict(img_size=384, window_size=12)
+    state = timm.create_model("swin_base_patch4_window12_384", **sizes).state_dict()
+    torch.save(authors_of_swin(torch, dict(state), 0), tmp_path / "x.pth")
+    _, notes = unpack(str(tmp_path / "x.pth"), tmp_path)
+    assert notes[-1].endswith("`imagenet`, all of the image, squeezed, bicubic")
+    assert json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["crop_mode"] == "squash"
+
+
+@pytest.mark.parametrize("table", [None, "zeros"])
+def test_a_swin_v2_whose_file_does_not_say_its_windows_is_refused(table, torch, timm, tmp_path):
+    model = timm.create_model("swinv2_tiny_window8_256", **WINDOWS | dict(img_size=64, window_size=4))
+    saved = authors_of_swin(torch, dict(model.state_dict()), 0)
+    words = "a Swin V2 without its relative_coords_table does not say how large its windows are"
+    if table:
+        saved["layers.0.blocks.0.attn.relative_coords_table"] = torch.zeros(1, 7, 7, 2)
+        words = r"its positions \(relative_coords_table\) are not those of the published models"
+    torch.save(saved, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=words):
+        unpack(str(tmp_path / "x.pth"), tmp_path)
+
+
 @pytest.mark.parametrize(("size", "crop"), [(224, 0.875), (384, 1.0)])
 @pytest.mark.parametrize(
     ("name", "pixels"), [("deit3_small_patch16_224", None), ("beit_base_patch16_224", "half")]
@@ -162,7 +300,7 @@ def test_what_such_a_file_leaves_open_is_asked_for(torch, timm, tmp_path):
     assert words.endswith("no file of this kind says: --pixels=half (BEiT), --pixels=imagenet (BEiT v2)")
     other = {"rope_embed.periods": torch.arange(16.0)}
     words = refused("vit_base_patch16_dinov3_qkvb", dict(global_pool="token"), authors_of_dinov3, **other)
-    assert words.endswith("its rotary positions (periods) are not those of the published models")
+    assert words.endswith("its positions (periods) are not those of the published models")
     words = refused("eva_giant_patch14_224", dict(img_size=56), as_they_are)
     assert words.endswith("nothing says how many heads an EVA of width 128 without rotary positions has")
 

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from helpers import random_model, write
 
@@ -11,6 +12,7 @@ from tests.interop import write_accuracies, write_weights
 from vit_jax import load
 from vit_jax.errors import UserError
 from vit_jax.models import parse_name
+from vit_jax.published.data_sets import DATA_SETS
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import ACCURACIES, all_weights, checkpoint_of, find_weights
 from vit_jax.runs.workdir import open_any
@@ -22,6 +24,58 @@ def test_every_line_is_of_timms_registry(timm):
         assert weights.repository == about.hf_hub_id
         said = (about.tag, about.input_size[-1], about.num_classes, about.license or "not said")
         assert said == (weights.tag, weights.pixels, weights.classes, weights.licence)
+        kind = dict(short_side="center", square="squash")[weights.kind]
+        seen = (weights.crop, kind, weights.interpolation.removesuffix("_antialias"))
+        assert seen == (about.crop_pct, about.crop_mode, about.interpolation), weights
+        for ours, theirs in ((weights.mean, about.mean), (weights.deviation, about.std)):
+            assert np.array_equal(np.broadcast_to(ours, 3), theirs), weights
+
+
+def test_data_are_those_that_the_tags_name():
+    for weights in all_weights():
+        architecture, _, tag = weights.repository.removeprefix("timm/").partition(".")
+        assert ", ".join(weights.data) == write_weights.data_of(architecture, tag)
+    assert {name for weights in all_weights() for name in weights.data} == set(DATA_SETS)
+    found = {x.repository.partition(".")[2]: x.data for x in all_weights()}
+    assert found["augreg_in21k_ft_in1k"] == ("ImageNet-21k", "ImageNet-1k")
+    assert found["sam_in1k"] == ("ImageNet-1k",)  # By an optimizer of this name.
+    assert found["fcmae_ft_in22k_in1k"] == ("ImageNet-1k", "ImageNet-21k", "ImageNet-1k")
+    assert found["in22k_ft_in22k_in1k"] == ("ImageNet-21k", "ImageNet-1k")
+    with pytest.raises(ValueError, match="vit_tiny.my_tag does not say on which data"):
+        write_weights.data_of("vit_tiny", "my_tag")
+
+
+def test_a_card_says_what_was_trained_and_how_images_are_prepared():
+    large = str(find_weights("ViT-B/16", "vit_base_patch16_384.augreg_in21k_ft_in1k"))
+    assert "trained on ImageNet-21k then ImageNet-1k, sees the centre square, bicubic, mean 0.5" in large
+    squeezed = str(find_weights("ConvNeXt-B", "fb_in22k_ft_in1k_384"))
+    assert (
+        "sees all of the image squeezed, bicubic, mean 0.485 0.456 0.406, deviation 0.229 0.224" in squeezed
+    )
+    assert "sees the centre, 0.9 of the short side, bicubic" in str(find_weights("ViT-B/16", "dino"))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (dict(crop_pct=1.0), None),
+        (dict(crop_pct=0.9), "crop 0.9, there 1.0"),
+        (dict(crop_pct=1.0, crop_mode="squash", mean=[0, 0, 0]), "kind square, there short_side; mean "),
+    ],
+)
+def test_files_that_prepare_images_otherwise_than_the_registry_hold(said, words, monkeypatch, tmp_path):
+    weights = find_weights("DINOv2-S/14", "vit_small_patch14_dinov2.lvd142m")
+    sizes = dict(dim=64, depth=1, hidden=96, heads=1, patch_size=8, image_size=16, num_classes=0)
+    folder = write(random_model("ViT-B/16", **sizes), tmp_path / "dino", "timm", "ViT-B/16", **sizes)
+    config = json.loads((folder / "config.json").read_text())
+    config["pretrained_cfg"] |= dict(mean=weights.mean, std=weights.deviation, interpolation="bicubic") | said
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(load, "open_any", lambda source, size: open_any(folder))
+    lines = []
+    model = vit_jax.load_model("DINOv2-S/14", pretrained="lvd142m", say=lines.append)
+    found = [line for line in lines if "its own files, which hold, prepare images otherwise" in line]
+    assert len(found) == bool(words) and (not words or words in found[0])
+    assert np.allclose(model.mean, said.get("mean", weights.mean))
 
 
 def test_what_was_trained_with_quick_gelu_says_so(timm):
@@ -169,6 +223,7 @@ def test_weights_are_listed_by_pattern():
     listed = vit_jax.list_models("DINOv3-*", pretrained=True)
     assert {weights.model for weights in listed} > {"DINOv3-S/16", "DINOv3-L/16"}
     assert "timm/vit_small_patch16_dinov3.lvd1689m  256 pixels, no head, licence" in repr(listed)
-    assert "licence dinov3-license, ImageNet-ReaL linear 87.0 %\n" in repr(listed)
+    assert "deviation 0.229 0.224 0.225, ImageNet-ReaL linear 87.0 %\n" in repr(listed)
     (swin,) = vit_jax.list_models("Swin-B", pretrained=True)[:1]
-    assert str(swin).endswith(f"{swin.licence}, ImageNet top-1 {swin.accuracies[0].percent} % at 224 pixels")
+    assert f"224 pixels, 1,000 classes, licence {swin.licence}, trained on ImageNet-" in str(swin)
+    assert str(swin).endswith(f"0.225, ImageNet top-1 {swin.accuracies[0].percent} % at 224 pixels")

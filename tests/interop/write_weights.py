@@ -1,9 +1,10 @@
 """Writes `vit_jax/published/weights.tsv` of timm's registry: python -m tests.interop.write_weights
 
 A line is a repository of timm's on the Hugging Face Hub: our name of the model, timm's tag of the weights,
-the repository, the images' side in pixels, the classes (0: none), the licence, and the GELU that the weights
-were trained with where the repository means another one (else `-`): of a CLIP that was trained with quick
-GELU timm has two names and one repository, which bears the name of exact GELU.
+the repository, the images' side in pixels, the classes (0: none), the data, what the model sees of an image,
+the licence, and the GELU that the weights were trained with where the repository means another one (else
+`-`): of a CLIP that was trained with quick GELU timm has two names and one repository, which bears the name
+of exact GELU.
 """
 
 import re
@@ -14,10 +15,78 @@ from tests.conftest import name_missing_operators
 from tests.interop.coverage_page import BIT, MODULES
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import complete, model_name
+from vit_jax.interop.preprocessing import of_timm
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import LIBRARY
 from vit_jax.models import parse_name
 from vit_jax.published.weights import FILE, HEADER
+
+# The data by the words of timm's tags, which stand in the order of training. Most other words are of recipes.
+DATA = {
+    "in1k": "ImageNet-1k",
+    "in12k": "ImageNet-12k",
+    "in21k": "ImageNet-21k",
+    "in22k": "ImageNet-21k",
+    # Methods that their papers show on ImageNet-1k alone.
+    "dino": "ImageNet-1k",
+    "fcmae": "ImageNet-1k",
+    "mae": "ImageNet-1k",
+    "openai": "WIT-400M",
+    "laion400m": "LAION-400M",
+    "laion2b": "LAION-2B",
+    "laiona": "LAION-Aesthetic",
+    "metaclip_400m": "MetaCLIP-400M",
+    "metaclip_2pt5b": "MetaCLIP-2.5B",
+    "metaclip_altogether": "Altogether",
+    "metaclip2_worldwide": "MetaCLIP 2",
+    "datacompxl": "DataComp-1B",
+    "dfn2b": "DFN-2B",
+    "dfn5b": "DFN-5B",
+    "dfndr2b": "DFNDR-2B",
+    "yfcc15m": "YFCC-15M",
+    "webli": "WebLI",
+    "merged2b": "Merged-2B",
+    "m30m": "Merged-30M",
+    "m38m": "Merged-38M",
+    "indomain": "COCO and Visual Genome",
+    "lvd142m": "LVD-142M",
+    "lvd1689m": "LVD-1689M",
+    "sat493m": "SAT-493M",
+    "bamboo": "Bamboo",
+    "apple_pt": "AIMv2's",
+    "c_radio": "C-RADIO's",
+    "ogvl": "InternVL's",
+    # Towers that were taken out of PaliGemma, where SigLIP's went on to be trained.
+    "pali": "WebLI, PaliGemma's",
+    "pali2": "WebLI, PaliGemma's",
+    "mix": "PaliGemma's tasks",
+    "ocrvqa": "OCR-VQA",
+    "refcoco": "RefCOCO",
+    "docci": "DOCCI",
+}
+# Where the name of the architecture says what the tag does not: the words before it, by patterns of
+# `architecture.tag`.
+FIRST = {
+    r"beit3_.*": "BEiT-3's",
+    r"vit_pe_.*": "PE's",
+    r"eva_giant_.*\.clip_.*": "LAION-400M",
+}
+_WORDS = re.compile(rf"(?<![^_])({'|'.join(sorted(DATA, key=len, reverse=True))})(?![^_])")
+
+
+def data_of(architecture: str, tag: str) -> str:
+    """Names of the data on which weights were trained, in their order.
+
+    Raises:
+      ValueError: the tag is of another kind than those that are known.
+    """
+    found = [data for pattern, data in FIRST.items() if re.fullmatch(pattern, f"{architecture}.{tag}")]
+    found += [DATA[word] for word in _WORDS.findall(tag)]
+    if not found:
+        raise ValueError(f"{architecture}.{tag} does not say on which data it was trained")
+    if architecture.endswith("_miil"):  # They took a part of ImageNet-21k.
+        found = [data.replace("ImageNet-21k", "ImageNet-21k-P") for data in found]
+    return ", ".join(data for place, data in enumerate(found) if found[place - 1 : place] != [data])
 
 
 def our_name(timm, torch, architecture: str) -> str | None:
@@ -61,6 +130,24 @@ def quick_repositories(timm) -> dict[str, str]:
     return found
 
 
+def about_weights(about, architecture: str) -> tuple:
+    """What the registry says of weights: from the images' side to the deviation, as the file has it."""
+    pixels, seen = of_timm(about.to_dict(), 3)
+    mean, deviation = (
+        " ".join(map(str, values if len(set(values)) > 1 else values[:1]))
+        for values in (pixels["mean"], pixels["deviation"])
+    )
+    shown = float(seen.share), seen.kind, seen.interpolation
+    return (
+        about.input_size[-1],
+        about.num_classes,
+        data_of(architecture, about.tag),
+        *shown,
+        mean,
+        deviation,
+    )
+
+
 def lines(timm, torch) -> list[tuple]:
     """The file's lines, in timm's order."""
     names, found, quick = {}, [], quick_repositories(timm)
@@ -78,9 +165,10 @@ def lines(timm, torch) -> list[tuple]:
             if architecture not in names:
                 names[architecture] = our_name(timm, torch, architecture)
             if is_name(name := names[architecture]):
-                side, gelu = about.input_size[-1], "quick" if full in quick else "-"
-                licence = about.license or "not said"
-                found.append((name, tag, about.hf_hub_id, side, about.num_classes, licence, gelu))
+                found.append(
+                    (name, tag, about.hf_hub_id, *about_weights(about, architecture))
+                    + (about.license or "not said", "quick" if full in quick else "-")
+                )
     return found
 
 

@@ -73,6 +73,7 @@ _RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."  # Blocks in chunks, which coun
 # What an objective starts from is kept.
 _LEFT_OUT = r"^(mask_token|masked_embed|decoder|head\.(mlp|last_layer)|dino_head|ibot_head|\w+_loss\.)"
 _LEFT_OUT += r"|^(projectors?|predictor|lm_head|cls_pt_layers|local_cls_norm)\b"
+_LEFT_OUT_OF_CONVNEXT = _LEFT_OUT + r"|^(proj|pred)\b"  # FCMAE's decoder; elsewhere they may be the model's.
 
 
 def is_torch_file(source: str) -> bool:
@@ -111,6 +112,8 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
         raise UserError(f"{path}: {words}")
     named = [(_short(name), array) for name, array in load_file(read).items()]
     form = next((form for form in timm.LIBRARY.formats if form.claims({}, dict(named))), None)
+    convnext = any(short.startswith("downsample_layers.") for short, _ in named)
+    left = _LEFT_OUT_OF_CONVNEXT if convnext else _LEFT_OUT
     kept = form.objective.owns if form and form.objective else "$"
     notes, heads = [], None
     try:
@@ -121,7 +124,7 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
     for short, array in named:
         if heads and OWNS.match(short):
             continue
-        if re.match(_LEFT_OUT, short) and not re.match(kept, short):
+        if re.match(left, short) and not re.match(kept, short):
             left_out.append(short)
         elif short in tensors:
             raise UserError(f"{path}: two tensors are called {short} without what stands before their names")
@@ -133,7 +136,7 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
         table, zeros = tensors["pos_embed"], np.zeros_like(tensors["reg_token"])
         tensors["pos_embed"] = np.concatenate([table[:, :1], zeros, table[:, 1:]], axis=1)
     try:
-        tensors, config = as_timm(tensors, pixels)
+        tensors, config, new = as_timm(tensors, pixels)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     save_file(tensors, folder / "model.safetensors")
@@ -143,9 +146,11 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
         notes.extend(heads.notes)
     starts = sorted({name.split(".")[0] for name in left_out})
     notes.extend(f"left out, of pre-training alone: {start}" for start in starts)
+    notes.extend(new)
     seen = config["pretrained_cfg"]
     mean = next(title for title, way in PIXELS.items() if way["mean"] == seen["mean"])
     crop = "all of the image's square" if seen["crop_pct"] == 1 else "a crop of 7/8"
+    crop = "all of the image, squeezed" if "crop_mode" in seen else crop
     return folder, [*notes, f"assumed: pixels by the mean and deviation `{mean}`, {crop}, bicubic"]
 
 

@@ -1,6 +1,7 @@
 """The published weights that load by a name, one line each in `weights.tsv`, and what they reach.
 
-`tests/interop/write_weights.py` makes the file of timm's registry, and `write_accuracies.py` what
+`tests/interop/write_weights.py` makes the file of timm's registry, `data_sets.py` says what the data are that
+it names, and `write_accuracies.py` what
 `accuracies.json` has of timm's evaluation; the rest of that file is from the authors' pages, which it names.
 """
 
@@ -8,10 +9,12 @@ import functools
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.published.unheld import refuse_unheld
+
+Statistic = float | tuple[float, ...]
 
 FILE = Path(__file__).parent / "weights.tsv"
 ACCURACIES = Path(__file__).parent / "accuracies.json"
@@ -48,6 +51,12 @@ class Weights(NamedTuple):
       repository: on the Hugging Face Hub; its last part names no other weights.
       pixels: side of the images.
       classes: 0 for none.
+      data: names of `DATA_SETS` on which the weights were trained, the first first, as the tag says; not
+        those of a teacher, or of weights from which training began without the tag's saying so.
+      crop: side of the square that is seen over that of the resized image.
+      kind: `short_side` or `square`: which sides are resized before the central crop.
+      interpolation: as of `data.interpolation`.
+      mean, deviation: by which pixels in [0, 1] are normalised; one number, or one a channel.
       licence: in the words of the registry.
       gelu: that of the model's arguments which the weights were trained with, where the repository's own
         files mean another one; else `-`.
@@ -58,6 +67,12 @@ class Weights(NamedTuple):
     repository: str
     pixels: int
     classes: int
+    data: tuple[str, ...]
+    crop: float
+    kind: str
+    interpolation: str
+    mean: Statistic
+    deviation: Statistic
     licence: str
     gelu: str
 
@@ -65,7 +80,18 @@ class Weights(NamedTuple):
         head = f"{self.classes:,} classes" if self.classes else "no head"
         words = f"{self.model:15} {self.repository}  {self.pixels} pixels, {head}, licence {self.licence}"
         words += "" if self.gelu == "-" else f", {self.gelu} GELU"
-        return ", ".join([words, *map(str, self.accuracies)])
+        trained = f"trained on {' then '.join(self.data)}"
+        pixels = f"mean {_numbers(self.mean)}, deviation {_numbers(self.deviation)}"
+        return ", ".join([words, trained, self.crop_words, pixels, *map(str, self.accuracies)])
+
+    @property
+    def crop_words(self) -> str:
+        """Words for the part of an image that the model sees."""
+        if self.kind == "square":
+            part = "all of" if self.crop == 1 else f"the centre, {self.crop:g} of each side of"
+            return f"sees {part} the image squeezed, {self.interpolation}"
+        part = "the centre square" if self.crop == 1 else f"the centre, {self.crop:g} of the short side"
+        return f"sees {part}, {self.interpolation}"
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -81,11 +107,26 @@ class Weights(NamedTuple):
 HEADER = Weights._fields
 
 
+def _numbers(value: Statistic) -> str:
+    """One number, or those of the channels, to four digits."""
+    return " ".join(f"{x:.4g}" for x in (value if isinstance(value, tuple) else (value,)))
+
+
 @functools.cache
 def all_weights() -> tuple[Weights, ...]:
     """All of them."""
-    rows = [line.split("\t") for line in FILE.read_text().splitlines()[1:]]
-    return tuple(Weights(*row[:3], int(row[3]), int(row[4]), *row[5:]) for row in rows)
+    lines = FILE.read_text().splitlines()[1:]
+    return tuple(_read(dict(zip(HEADER, line.split("\t"), strict=True))) for line in lines)
+
+
+def _read(row: dict[str, str]) -> Weights:
+    """The weights of a line."""
+    found: dict[str, Any] = dict(row, pixels=int(row["pixels"]), classes=int(row["classes"]))
+    found |= dict(data=tuple(row["data"].split(", ")), crop=float(row["crop"]))
+    for name in ("mean", "deviation"):
+        values = [float(x) for x in row[name].split()]
+        found[name] = tuple(values) if len(values) > 1 else values[0]
+    return Weights(**found)
 
 
 @functools.cache

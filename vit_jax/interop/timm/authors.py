@@ -1,7 +1,8 @@
-"""Tensors of the authors of DINOv3, EVA, EVA-02, BEiT and DeiT-III, by the names that timm has for them.
+"""Tensors of the authors of DINOv3, EVA, EVA-02, BEiT, DeiT-III, ConvNeXt and Swin, by timm's names for them.
 
-Sources: the published code of facebookresearch/dinov3 (layers), baaivision/EVA (EVA-01, EVA-02),
-microsoft/unilm (beit, beit2) and facebookresearch/deit (models_v2.py).
+Sources: the published code of facebookresearch/dinov3 (layers, models/convnext.py), baaivision/EVA (EVA-01,
+EVA-02), microsoft/unilm (beit, beit2), facebookresearch/deit (models_v2.py), facebookresearch/ConvNeXt and
+ConvNeXt-V2, and microsoft/Swin-Transformer.
 """
 
 import math
@@ -30,10 +31,26 @@ _NAMES = {
 # What follows from sizes: the angles of rotary positions, and which third of a bias is used.
 _FOLLOWS = re.compile(r"(^|.*\.)(rope\.freqs_(cos|sin)|rope_embed\.periods|bias_mask)$")
 _TABLE = "relative_position_bias_table"
+_CONVNEXT = {
+    r"\.(ln|linear)\.(weight|bias)$": r".\2",  # Of the sparse layers in FCMAE.
+    r"^downsample_layers\.0\.": "stem.",
+    r"^downsample_layers\.(\d+)\.": r"stages.\1.downsample.",
+    r"^stages\.(\d+)\.(\d+)\.": r"stages.\1.blocks.\2.",
+    r"\.dwconv\.": ".conv_dw.",
+    r"\.pwconv(\d)\.": r".mlp.fc\1.",
+    r"\.grn\.gamma$": ".mlp.grn.weight",
+    r"\.grn\.beta$": ".mlp.grn.bias",
+    r"^norm\.": "head.norm.",
+    r"^head\.(weight|bias)$": r"head.fc.\1",
+}
+# What says how large the windows and the images of a Swin are, and follows from that.
+_OF_WINDOWS = re.compile(r".*\.(attn_mask|relative_coords_table)$")
 
 
-def as_timm(tensors: Mapping[str, np.ndarray], pixels: str | None) -> tuple[dict[str, np.ndarray], dict]:
-    """The tensors by timm's names, and the `config.json` that timm would have for them.
+def as_timm(
+    tensors: Mapping[str, np.ndarray], pixels: str | None
+) -> tuple[dict[str, np.ndarray], dict, list[str]]:
+    """The tensors by timm's names, timm's `config.json` for them, and what is new, in words.
 
     Args:
       tensors: by the authors' names, without what wrappers put before these.
@@ -48,8 +65,14 @@ def as_timm(tensors: Mapping[str, np.ndarray], pixels: str | None) -> tuple[dict
     dim, patch = kernel.shape[::3] if kernel is not None and kernel.ndim == 4 else (0, 0)
     angles = next((array for name, array in tensors.items() if name.endswith("rope.freqs_cos")), None)
     tables = [array for name, array in named.items() if name.endswith(_TABLE)]
-    config, side, choices = {}, 0, {"imagenet": "all"}
-    if "rope_embed.periods" in tensors:
+    config, side, choices, notes = {}, 0, {"imagenet": "all"}, []
+    squeezed = False
+    if "downsample_layers.0.0.weight" in named:
+        named, notes = _convnext(named)
+    elif "layers.0.blocks.0.attn.qkv.weight" in named:
+        named, config, side = _swin(named, patch)
+        squeezed = side >= 384
+    elif "rope_embed.periods" in tensors:
         periods = tensors["rope_embed.periods"]
         _check("periods", periods, 100 ** (2 * np.arange(len(periods)) / (2 * len(periods))))
         named = _with_biases_apart(named)
@@ -81,7 +104,81 @@ def as_timm(tensors: Mapping[str, np.ndarray], pixels: str | None) -> tuple[dict
     seen = PIXELS[pixels or next(iter(choices))]
     crop = 1.0 if side >= 384 else 0.875  # As the authors evaluate; `side` is 0 where no tensor tells it.
     shown = {"mean": seen["mean"], "std": seen["deviation"], "interpolation": "bicubic", "crop_pct": crop}
-    return named, config | {"pretrained_cfg": shown}
+    if squeezed:
+        shown["crop_mode"] = "squash"
+    return named, config | {"pretrained_cfg": shown}, notes
+
+
+def _convnext(named: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The tensors of a ConvNeXt or ConvNeXt V2 by timm's names, and what is new.
+
+    FCMAE's, of sparse layers, are brought to those of dense ones: kernels `[offsets, in, out]`, where a
+    depthwise one has no `in`, and columns count first.
+    """
+    tensors = {}
+    for name, array in named.items():
+        if name.startswith("norms."):  # DINOv3 has the last norm under two names.
+            continue
+        if name.endswith(".kernel"):
+            side = math.isqrt(len(array))
+            array = array.reshape(side, side, -1, array.shape[-1]).transpose(3, 2, 1, 0)
+            name = f"{name.removesuffix('kernel')}weight"
+        elif name.endswith((".bias", ".gamma", ".beta")):
+            array = array.reshape(-1)
+        for pattern, other in _CONVNEXT.items():
+            name = re.sub(pattern, other, name)
+        tensors[name] = np.ascontiguousarray(array)
+    if "head.norm.weight" in tensors:
+        return tensors, []
+    width = tensors[max(name for name in tensors if name.endswith("conv_dw.bias"))].shape
+    tensors |= {"head.norm.weight": np.ones(width, np.float32), "head.norm.bias": np.zeros(width, np.float32)}
+    return tensors, ["new: the last norm, ones and zeros, which this pre-training has none of"]
+
+
+def _swin(named: Mapping[str, np.ndarray], patch: int) -> tuple[dict[str, np.ndarray], dict, int]:
+    """The tensors of a Swin by timm's names, a `config.json` of its windows, and the images' side.
+
+    Raises:
+      UserError: nothing says how large the windows are.
+    """
+    first, given = "layers.0.blocks.0.attn.", {}
+    if f"{first}{_TABLE}" in named:
+        window = (math.isqrt(len(named[f"{first}{_TABLE}"])) + 1) // 2
+    elif f"{first}relative_coords_table" in named:
+        window = (named[f"{first}relative_coords_table"].shape[1] + 1) // 2
+        given["pretrained_window_sizes"] = _former_windows(named)
+    else:
+        raise UserError("a Swin V2 without its relative_coords_table does not say how large its windows are")
+    side = 32 * window
+    # Windows are shifted in the second block, whose mask has an entry for each of them in an image.
+    if (mask := named.get("layers.0.blocks.1.attn_mask")) is not None:
+        side = patch * window * math.isqrt(len(mask))
+    early = "layers.0.downsample.reduction.weight" in named  # At the end of a stage; timm: before the next.
+    tensors = {}
+    for name, array in named.items():
+        if early:
+            name = re.sub(r"^layers\.(\d+)\.downsample", lambda x: f"layers.{int(x[1]) + 1}.downsample", name)
+        if not _OF_WINDOWS.match(name):
+            tensors[re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)] = array
+    return tensors, {"model_args": {"window_size": window, "img_size": side} | given}, side
+
+
+def _former_windows(named: Mapping[str, np.ndarray]) -> list[int]:
+    """The windows' side in each stage of a Swin V2 in pre-training, 0 where it is as it was.
+
+    Offsets x between places are counted as log2(1 + 8 |x| / (side - 1)) / 3.
+    """
+    sides = []
+    while (found := named.get(f"layers.{len(sides)}.blocks.0.attn.relative_coords_table")) is not None:
+        offsets = np.arange((found.shape[1] + 1) // 2)
+        own = former = len(offsets)
+        if own > 1:  # One place has no offsets.
+            if (reach := 2 ** (3 * float(found.max())) - 1) > 0:
+                former = max(2, round(1 + 8 * offsets[-1] / reach))
+            line = np.log2(1 + 8 * offsets / (former - 1)) / 3
+            _check("relative_coords_table", found[0, :, 0, 0], np.concatenate([-line[:0:-1], line]))
+        sides.append(0 if former == own else former)
+    return sides
 
 
 def _name(name: str) -> str:
@@ -118,8 +215,8 @@ def _angles(rows: int, dim: int) -> np.ndarray:
 
 
 def _check(name: str, found: np.ndarray, wanted: np.ndarray) -> None:
-    """Raises UserError where rotary positions are not those that will be computed in their place."""
+    """Raises UserError where positions are not those that will be computed in their place."""
     if (
         found.shape != wanted.shape or np.abs(found - wanted).max() > 0.01 * wanted.max()
     ):  # It may be bfloat16.
-        raise UserError(f"its rotary positions ({name}) are not those of the published models")
+        raise UserError(f"its positions ({name}) are not those of the published models")
