@@ -63,6 +63,7 @@ OTHER_JOBS += (
     "dinov2",
     "dinov3",
     "composed",
+    "dvae",
     "masked_patch_b16",
     "mae_b16",
     "mae_l16",

@@ -1,7 +1,7 @@
-"""The methods and properties that every model has, and those that a model of tokens has besides.
+"""The methods and properties that every model has, and those that models of tokens or of codes have besides.
 
 Nothing outside `models/` and `interop/` asks which class a model is of: it calls these methods, or asks
-whether the model is a `TokenModel`.
+whether the model is a `TokenModel` or a `CodeModel`.
 """
 
 import math
@@ -289,6 +289,37 @@ class TokenModel(ImageModel):
           read: return so many tokens only, the first; the last layer computes no others.
         """
         raise NotImplementedError
+
+
+class CodeModel(ImageModel):
+    """A model that says one code of a vocabulary for each place of an image: a tokeniser.
+
+    Its linear `head` has an output for each code.
+
+    Attributes:
+      code_stride: side of the square of pixels that a code stands for.
+    """
+
+    code_stride: int
+
+    @property
+    def code_grid(self) -> tuple[int, int]:
+        """Rows and columns of codes of an image of its size."""
+        height, width = self.image_size
+        return height // self.code_stride, width // self.code_stride
+
+    def code_scores(self, images: jax.Array) -> jax.Array:
+        """Scores the codes at each place, the logits, float32 `[batch, rows, columns, codes]`.
+
+        Raises:
+          UserError: images of another shape or type.
+        """
+        raise NotImplementedError
+
+    def codes(self, images: jax.Array) -> jax.Array:
+        """Turns images into the likeliest code of each place in raster order, int32 `[batch, places]`."""
+        scores = self.code_scores(images)
+        return scores.argmax(-1).astype(jnp.int32).reshape(len(scores), -1)
 
 
 def card_of(model: ImageModel) -> str:

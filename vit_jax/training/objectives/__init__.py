@@ -17,6 +17,7 @@ from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.distillation import Distillation
+from vit_jax.training.objectives.dvae import DVAE
 from vit_jax.training.objectives.eva import EVA
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
@@ -29,6 +30,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "dino": DINO,
     "distillation": Distillation,
     "eva": EVA,
+    "dvae": DVAE,
 }
 
 ENDLESS = 2**31 - 1  # Steps, where only an objective's sizes are wanted, and no schedule is too long.

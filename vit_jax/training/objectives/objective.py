@@ -109,6 +109,11 @@ class Objective(nnx.Module):
         return None
 
     @staticmethod
+    def outputs(config: ConfigDict) -> int:
+        """Width of its model's head where it needs no labels; 0: it has none."""
+        return 0
+
+    @staticmethod
     def judged(config: ConfigDict) -> str | None:
         """Name of the memory that holds the parameters that are evaluated, and loaded as the run's model.
 
