@@ -64,6 +64,7 @@ OTHER_JOBS += (
     "dinov3",
     "composed",
     "dvae",
+    "beit",
     "masked_patch_b16",
     "mae_b16",
     "mae_l16",

@@ -289,6 +289,81 @@ def test_eva_without_a_recipe_is_named(file, argument, message):
         load(file, argument)
 
 
+def test_the_discrete_autoencoders_config_holds_the_papers_values():
+    config = load("dvae")
+    check(config)
+    objective, optimizer = config.objective, config.optimizer
+    assert (config.model.name, objective.name, objective.codes) == ("DVAE", "dvae", 8192)
+    assert (objective.divergence_weight, objective.divergence_steps) == (6.6, 5000)
+    temperature = objective.code_temperature, objective.code_temperature_end
+    assert (*temperature, objective.code_temperature_steps) == (1.0, 1 / 16, 150_000)
+    assert (config.batch_size, config.steps, optimizer.schedule) == (512, 1_200_000, "cosine")
+    assert (optimizer.learning_rate, optimizer.end_learning_rate) == (1e-4, 1.25e-6)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("teacher=x", (150, 10_000, "imagenet21k", None)),
+        ("task=pretrain_i1k,model=BEiT-L/16", (800, 6256, "imagenet2012", (0.485, 0.456, 0.406))),
+    ],
+)
+def test_beits_pre_training_holds_the_published_values(argument, row):
+    config = load("beit", argument)
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    assert (config.epochs, optimizer.warmup_steps, data.path, model.mean) == row
+    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (2048, 1.5e-3, 1e-5)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
+    assert (optimizer.weight_decay, optimizer.clip_norm, model.stochastic_depth) == (0.05, 3.0, 0.1)
+    assert (model.position_at, model.initialization, model.fc_norm) == ("shared", "beit", False)
+    assert (objective.name, objective.mask_ratio, objective.teacher_size) == ("beit", None, 112)
+    assert (data.image_size, config.augment.color_jitter, data.crop_area) == (224, (0.4,) * 3, (0.08, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("task=finetune", (224, 100, 1024, 4e-3, 25_023, 0.65, 0.1, 0.05, 0.0, 0.8)),
+        ("task=finetune,model=BEiT-L/16,size=512", (512, 50, 1024, 1e-3, 6256, 0.75, 0.2, 0.05, 0.0, 0.8)),
+        ("task=finetune_i21k", (224, 90, 4096, 3e-3, 17_330, 0.65, 0.2, 0.05, 3.0, None)),
+        ("task=finetune_i21k,model=BEiT-L/16", (224, 90, 2048, 2e-3, 34_661, 0.75, 0.2, 0.05, 1.0, None)),
+        ("task=finetune_i1k,size=384", (384, 30, 512, 2e-5, 12_511, 0.85, 0.1, 1e-8, 0.0, None)),
+        ("task=finetune_i1k,model=BEiT-L/16", (224, 30, 512, 2e-5, 12_511, 0.9, 0.4, 1e-8, 0.0, None)),
+    ],
+)
+def test_beits_fine_tuning_holds_the_published_values(argument, row):
+    config = load("beit", argument)
+    check(config)
+    augment, data, optimizer = config.augment, config.data, config.optimizer
+    found = (data.image_size, config.epochs, config.batch_size, optimizer.learning_rate)
+    found += (optimizer.warmup_steps, optimizer.layer_decay, config.model.stochastic_depth)
+    assert (*found, optimizer.weight_decay, optimizer.clip_norm, augment.mixup) == row
+    assert (augment.policy, augment.erasing) == ("rand-m9-mstd0.5-inc1", 0.25)
+    assert (config.loss.label_smoothing, optimizer.average, augment.cutmix) == (
+        0.1,
+        0.0,
+        float(bool(row[-1])),
+    )
+    assert (config.model.position_at, config.model.fc_norm, config.model.mean) == ("stem", True, None)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("task=tune", "no task=tune"),
+        ("model=BEiT-H/16", "no recipe for 'BEiT-H/16'"),
+        ("size=384", "size=384 is of fine-tuning"),
+        ("task=finetune,teacher=x", "teacher=x is of task=pretrain"),
+        ("task=finetune,size=512", "has no size=512; there are: 224, 384"),
+        ("task=finetune_i21k,size=384", "has no size=384; there are: 224$"),
+    ],
+)
+def test_beit_without_a_recipe_is_named(argument, message):
+    with pytest.raises(UserError, match=message):
+        load("beit", argument)
+
+
 @pytest.mark.parametrize("name", ["vit_b16_i1k", "vit_l16_i21k", "vit_h14_jft", "bit_r50x1_jft"])
 def test_pre_training_crops_and_resizes_as_tensorflow(name):
     data = load(name).data

@@ -40,7 +40,7 @@ def encode(p, image, *, blocks, mean=-0.125, deviation=1.25, **_):
         if stage:
             x = x.reshape(x.shape[0] // 2, 2, x.shape[1] // 2, 2, -1).max((1, 3))
         for place in range(count):
-            x = block(x, p["stages"][str(stage)][f"{place:02d}"], 1 / sum(blocks) ** 2)
+            x = block(x, p["stages"][f"{stage + 1}"][f"{place + 1:02d}"], 1 / sum(blocks) ** 2)
     return np.maximum(x, 0)
 
 

@@ -122,9 +122,9 @@ class DVAE(CodeModel):
         gain = 1 / sum(blocks) ** 2
         # Named by stage and place, so that a checkpoint's paths are strings that sort in order.
         self.stages, before = nnx.Dict(), widths[0]
-        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts = {}
-            for place in range(count):
+            for place in range(1, count + 1):
                 parts[f"{place:02d}"] = CodeBlock(before, width, (3, 3, 3, 1), gain, **values)
                 before = width
             self.stages[f"{stage}"] = nnx.Dict(parts)
@@ -207,7 +207,8 @@ def _layer(blocks: tuple[int, ...], path: str) -> float:
         return -1
     if first != "stages":
         return math.inf
-    return sum(blocks[: int(rest[0])]) + int(rest[1])
+    stage, place = int(rest[0]), int(rest[1])  # Both count from 1.
+    return sum(blocks[: stage - 1]) + place - 1
 
 
 FAMILY = Family(

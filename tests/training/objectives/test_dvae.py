@@ -45,12 +45,12 @@ def decode(p, shares):
     """What the decoder says of codes' shares `[rows, columns, codes]`, float64."""
     x = shares @ p["codes"]["kernel"] + p["codes"]["bias"]
     for stage, blocks in p["stages"].items():
-        if stage != "0":
+        if stage != "1":
             x = np.kron(x, np.ones((2, 2, 1)))
         branch = x
         for number in range(1, 5):
-            branch = convolve(np.maximum(branch, 0), blocks["00"][f"conv{number}"])
-        x = (convolve(x, blocks["00"]["shortcut"]) if "shortcut" in blocks["00"] else x) + branch / 9
+            branch = convolve(np.maximum(branch, 0), blocks["01"][f"conv{number}"])
+        x = (convolve(x, blocks["01"]["shortcut"]) if "shortcut" in blocks["01"] else x) + branch / 9
     return convolve(np.maximum(x, 0), p["output"])
 
 

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import abstract
 from vit_jax.options import Option, text, unless
+from vit_jax.training.objectives.beit import BEiT
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.distillation import Distillation
@@ -31,6 +32,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "distillation": Distillation,
     "eva": EVA,
     "dvae": DVAE,
+    "beit": BEiT,
 }
 
 ENDLESS = 2**31 - 1  # Steps, where only an objective's sizes are wanted, and no schedule is too long.

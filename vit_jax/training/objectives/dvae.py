@@ -189,9 +189,9 @@ class Decoder(nnx.Module):
         drawn = initializers.normal(1 / math.sqrt(encoder.num_classes))
         self.codes = nnx.Linear(encoder.num_classes, before, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
         self.stages = nnx.Dict()
-        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             parts = {}
-            for place in range(count):
+            for place in range(1, count + 1):
                 parts[f"{place:02d}"] = CodeBlock(before, width, (1, 3, 3, 3), gain, **values)
                 before = width
             self.stages[f"{stage}"] = nnx.Dict(parts)
@@ -203,8 +203,8 @@ class Decoder(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, rows, columns, dim]` of codes to `[batch, height, width, 2 channels]`, float32."""
-        for stage, parts in enumerate(self.stages.values()):
-            if stage:
+        for stage, parts in self.stages.items():
+            if stage != "1":
                 x = x.repeat(2, axis=1).repeat(2, axis=2)
             for block in parts.values():
                 x = block(x)

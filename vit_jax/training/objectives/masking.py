@@ -11,7 +11,9 @@ from vit_jax.options import RATE, Option
 from vit_jax.training.objectives.objective import check_self_supervised
 
 OPTIONS = {
-    "objective.mask_ratio": Option(None, RATE, "Share of the patches; None: 0.5; mae 0.75, eva 0.41."),
+    "objective.mask_ratio": Option(
+        None, RATE, "Share of the patches; None: 0.5; mae 0.75, eva 0.41, beit 75 of 196."
+    ),
 }
 
 
