@@ -34,6 +34,8 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[Values, str]
     blocks = count_units(shapes, r"blocks\.group_(\d+)\.block_(\d+)\.", first=1)
     try:
         stages = range(1, len(blocks) + 1)
+        if not blocks:
+            raise KeyError("blocks.group_1.block_1.res_path.conv_4.w")
         widths = tuple(shapes[f"blocks.group_{stage}.block_1.res_path.conv_4.w"][0] for stage in stages)
         channels = shapes[FIRST][1]
     except (KeyError, IndexError) as error:
