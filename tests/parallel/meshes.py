@@ -28,6 +28,7 @@ SWIN = dict(
 )
 DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
 CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_depth=0.2)
+CODES = dict(name="DVAE", blocks=(1, 1, 1), widths=(32, 32, 64))  # Of 4x4 pixels.
 MODELS = {
     "ViT": DROPOUT,
     "ViT scanned": DROPOUT | dict(scan=True),
@@ -53,6 +54,8 @@ MODELS = {
     "DINOv2": VIT | dict(layer_scale=1e-5, registers=2, pooling="cls"),
     "distillation": VIT | dict(distillation="heads"),
     "EVA": VIT | dict(pooling="gap"),
+    "BEiT": VIT | dict(position="bias", position_at="shared"),
+    "DVAE": CODES,
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
@@ -64,6 +67,8 @@ OBJECTIVES = {
     ),
     "distillation": dict(name="distillation"),
     "EVA": dict(name="eva", teacher_features="head"),
+    "BEiT": dict(name="beit"),
+    "DVAE": dict(name="dvae", codes=64),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5
 
@@ -87,10 +92,11 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
     mesh = make_mesh(config.mesh, jax.devices()[: int(np.prod(mesh_shape))])
     with tempfile.TemporaryDirectory() as folder:
         frozen = None
-        if model in ("distillation", "EVA"):
-            config.objective.teacher = make_teacher(config.data.image_size, Path(folder) / "teacher")
+        if model in ("distillation", "EVA", "BEiT"):
+            values = (CODES | dict(num_classes=64)) if model == "BEiT" else VIT
+            config.objective.teacher = make_teacher(values, config.data.image_size, Path(folder) / "teacher")
             frozen = open_frozen(config)
-        classes = CLASSES if labels else 0
+        classes = CLASSES if labels else objective_of(config).outputs(config)
         shapes = frozen and frozen.model
         program = make_program(config, num_classes=classes, steps=10, mesh=mesh, frozen=shapes)
         state = program.initial_state(0, frozen=frozen and frozen.read())
@@ -112,12 +118,12 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
     return {"losses": losses, "share": here / sum(leaf.nbytes for leaf in kept), "asked": asked}
 
 
-def make_teacher(image_size: int, folder: Path) -> str:
+def make_teacher(values: dict, image_size: int, folder: Path) -> str:
     """A folder with a model that is sure of what it says."""
-    values = {name: value for name, value in VIT.items() if name != "name"}
-    model = vit_jax.create_model("ViT-Ti/4", num_classes=CLASSES, image_size=image_size, **values)
+    name, values = values["name"], {key: value for key, value in values.items() if key != "name"}
+    model = vit_jax.create_model(name, image_size=image_size, **dict(num_classes=CLASSES) | values)
     model.head.kernel[...] += np.random.default_rng(1).normal(size=model.head.kernel.shape)
-    vit_jax.save_model(model, folder, library="timm")
+    vit_jax.save_model(model, folder, library="timm" if name == VIT["name"] else "openai")
     return str(folder)
 
 
