@@ -40,7 +40,7 @@ class BEiT(BlockMasked):
 
     def __init__(self, model: TokenModel, codes: int, ratio: float | None, *, rngs: nnx.Rngs):
         super().__init__(model, ratio, rngs=rngs)
-        drawn = initializers.normal(0.02)
+        drawn = initializers.cut_normal(0.02)
         self.head = nnx.Linear(model.dim, codes, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
 
     @classmethod

@@ -60,7 +60,7 @@ class BlockMasked(Objective):
                 f"config.objective.mask_ratio = {ratio:.4g} masks {self.masked} of {self.patches} patches; "
                 "it must leave some, and mask some"
             )
-        self.mask = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, model.dim)))
+        self.mask = nnx.Param(initializers.cut_normal(0.02)(rngs.params(), (1, 1, model.dim)))
 
     @staticmethod
     def sees_length(config: ConfigDict) -> bool:

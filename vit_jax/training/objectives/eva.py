@@ -96,7 +96,7 @@ class EVA(BlockMasked):
             values.mask_ratio,
             of_head=of_head,
             gradient=values.embedding_gradient,
-            head_init=initializers.xavier_normal() if own else initializers.normal(0.02),
+            head_init=initializers.xavier_normal() if own else initializers.cut_normal(0.02),
             rngs=rngs,
         )
 
