@@ -147,12 +147,12 @@ def test_the_use_of_codes_is_a_mean_over_the_last_updates():
 
 
 def test_codes_that_have_died_are_warned_of():
-    _, objective = made()
+    _, objective = made(code_temperature_steps=6000)
     dead, alive = ({"codes_used": share, "perplexity": 3.0} for share in (0.01, 0.5))
     assert "1.00% are in use (perplexity 3); lower config.objective.divergence_weight" in objective.warning(
         dead, 600
     )
-    assert objective.warning(dead, 100) is objective.warning(alive, 600) is None
+    assert objective.warning(dead, 599) is objective.warning(alive, 600) is None
 
 
 def test_the_models_head_is_of_the_codes_that_the_config_says():

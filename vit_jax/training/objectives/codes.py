@@ -10,7 +10,7 @@ from vit_jax.options import Option, whole
 RECENT = 0.99  # An update's share in the mean of the codes' frequencies is a hundredth.
 RARE = 0.01  # Times an even share: a code that is seen less often is not in use.
 FEWEST = 0.05  # Share of codes in use below which most have died.
-EARLY = 500  # Updates before which a tokeniser may still be finding its codes.
+EARLY = 500  # Updates, as `dead_codes` has them.
 
 METRICS = {"perplexity": "number", "codes_used": "share"}
 
@@ -64,15 +64,16 @@ def usage_metrics(usage: jax.Array, images: int) -> dict[str, jax.Array]:
     return {name: jnp.broadcast_to(value, (images,)) for name, value in values.items()}
 
 
-def dead_codes(means: dict[str, float], update: int, remedy: str) -> str | None:
+def dead_codes(means: dict[str, float], update: int, remedy: str, early: int = EARLY) -> str | None:
     """A line that says that most codes have died, and what to change; None where they have not.
 
     Args:
       means: of the metrics since the last line.
       update: number of the last of these updates.
       remedy: what to change, in words.
+      early: updates before which a tokeniser may still be finding its codes.
     """
-    if update < EARLY or means["codes_used"] >= FEWEST:
+    if update < early or means["codes_used"] >= FEWEST:
         return None
     return (
         f"most codes have died: {means['codes_used']:.2%} are in use (perplexity {means['perplexity']:.3g}); "

@@ -15,7 +15,14 @@ from vit_jax.models.dall_e import DVAE as Encoder
 from vit_jax.models.dall_e import CodeBlock, convolution
 from vit_jax.models.image_model import CodeModel
 from vit_jax.options import Option, number, whole
-from vit_jax.training.objectives.codes import METRICS, dead_codes, frequencies, usage_after, usage_metrics
+from vit_jax.training.objectives.codes import (
+    EARLY,
+    METRICS,
+    dead_codes,
+    frequencies,
+    usage_after,
+    usage_metrics,
+)
 from vit_jax.training.objectives.objective import (
     EVALUATION,
     Batch,
@@ -153,7 +160,8 @@ class DVAE(Objective):
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
         remedy = "lower config.objective.divergence_weight or the learning rate, or ask for fewer codes"
-        return dead_codes(means, update, remedy)
+        # Codes part as the temperature falls.
+        return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
 
     def pictures(self, model: CodeModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """The images, and what the decoder makes of their codes, in [0, 255]."""
