@@ -1,5 +1,7 @@
 """BEiT: its loss of a frozen tokeniser's codes, and which tokenisers fit."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +11,14 @@ from flax import nnx
 import vit_jax
 from tests.training.objectives.small import SMALL, config_of, keys, random_images
 from tests.training.objectives.test_eva import noisy
+from vit_jax.command import read_config
 from vit_jax.errors import UserError
-from vit_jax.models import count_multiply_adds, create_model
+from vit_jax.models import abstract, count_multiply_adds, count_parameters, create_model, model_factory
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives.beit import BEiT
+from vit_jax.training.program import model_arguments
 
 SIZE, PATCHES, MASKED, CODES = 16, 16, 6, 7
 TOKENISER = dict(image_size=SIZE, num_classes=CODES, blocks=(1, 1, 1), widths=(8, 8, 16))
@@ -77,11 +82,17 @@ def test_loss_is_the_cross_entropy_of_the_codes_of_masked_patches(teachers):
     np.testing.assert_allclose(found.metrics["accuracy"], right, rtol=1e-6)
 
 
-def test_of_196_patches_75_are_masked():
-    vit = vit_jax.models.abstract(vit_jax.models.model_factory("ViT-Ti/16", num_classes=0, image_size=224))
-    from vit_jax.training.objectives.beit import BEiT
+@pytest.mark.parametrize(("name", "count"), [("BEiT-B/16", 91_965_776), ("BEiT-L/16", 311_534_016)])
+def test_model_and_head_have_the_authors_number_of_parameters(name, count):
+    config = read_config(f"configs/beit.py:model={name}")
+    vit = abstract(model_factory(num_classes=0, **model_arguments(config)))
+    objective = abstract(partial(BEiT, vit, 8192, None))
+    assert count_parameters(vit) + count_parameters(objective) == count
 
-    objective = vit_jax.models.abstract(lambda rngs: BEiT(vit, 8, None, rngs=rngs))
+
+def test_of_196_patches_75_are_masked():
+    vit = abstract(model_factory("ViT-Ti/16", num_classes=0, image_size=224))
+    objective = abstract(partial(BEiT, vit, 8, None))
     masked = objective.prepare({}, keys(4))["masked"]
     assert np.asarray(masked).sum(1).tolist() == [75] * 4
 

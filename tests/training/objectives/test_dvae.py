@@ -163,6 +163,13 @@ def test_the_models_head_is_of_the_codes_that_the_config_says():
         make_objective(config, made_of, rngs=nnx.Rngs(0))
 
 
+def test_new_scores_under_an_old_decoder_are_refused():
+    config = config_of("dvae", codes=CODES)
+    config.finetune.checkpoint = "somewhere"
+    with pytest.raises(UserError, match="config.finetune.head='kept', or config.finetune.objective='new'"):
+        make_objective(config, create_model("DVAE", num_classes=CODES, **SMALL), rngs=nnx.Rngs(0))
+
+
 def test_a_model_without_codes_is_refused():
     with pytest.raises(UserError, match="config.model.name='DVAE', and a ViT is none"):
         refused("dvae")

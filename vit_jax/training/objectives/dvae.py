@@ -105,6 +105,12 @@ class DVAE(Objective):
                 f"config.objective.codes={config.objective.codes:,}, and the model's head has "
                 f"{model.num_classes:,}: a model for this objective has a head of its codes"
             )
+        start = config.finetune
+        if start.checkpoint and (start.head, start.objective) == ("new", "kept"):
+            raise UserError(
+                "config.finetune.head='new' makes the codes' scores anew, under a decoder of the old codes: give "
+                "config.finetune.head='kept', or config.finetune.objective='new' too"
+            )
         return cls(config.objective, model, rngs=rngs)
 
     def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
