@@ -108,8 +108,8 @@ class DVAE(Objective):
         start = config.finetune
         if start.checkpoint and (start.head, start.objective) == ("new", "kept"):
             raise UserError(
-                "config.finetune.head='new' makes the codes' scores anew, under a decoder of the old codes: give "
-                "config.finetune.head='kept', or config.finetune.objective='new' too"
+                "config.finetune.head='new' makes the codes' scores anew, under a decoder of the old codes: "
+                "give config.finetune.head='kept', or config.finetune.objective='new' too"
             )
         return cls(config.objective, model, rngs=rngs)
 
