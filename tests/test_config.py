@@ -70,6 +70,7 @@ OTHER_JOBS += (
     "mae_l16",
     "mae_h14",
     "mae_finetune",
+    "vqkd",
     "vit_s16_i1k",
     "bit_i1k",
     "bit_i21k",
@@ -219,6 +220,7 @@ SMOKE = (
     "masked_patch_b16",
     "mae_h14",
     "mae_finetune",
+    "vqkd",
     "convnext",
     "swin",
     "deit",
@@ -244,7 +246,8 @@ def test_smoke_runs(name, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "patch", "size"), [("deit", 4, 16), ("eva", 14, 56), ("eva02:model=EVA02-S/14", 14, 56)]
+    ("name", "patch", "size"),
+    [("deit", 4, 16), ("eva", 14, 56), ("eva02:model=EVA02-S/14", 14, 56), ("vqkd", 16, 64)],
 )
 def test_smoke_runs_with_a_teacher(name, patch, size, tmp_path, capsys):
     small = dict(num_classes=10, image_size=size, dim=16, depth=1, hidden=16, heads=2)

@@ -364,6 +364,21 @@ def test_beit_without_a_recipe_is_named(argument, message):
         load("beit", argument)
 
 
+def test_the_tokeniser_of_beit_v2_holds_the_authors_values():
+    config = load("vqkd", "decoder=1")
+    check(config)
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    assert (config.epochs, config.batch_size, optimizer.learning_rate) == (100, 512, 2e-4)
+    assert (optimizer.warmup_steps, optimizer.end_learning_rate) == (25_023, 1e-5)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.99, 1e-8)
+    assert (optimizer.weight_decay, optimizer.decay, optimizer.clip_norm) == (1e-4, "kernels", 0.0)
+    assert (data.crop_area, data.image_size, data.interpolation) == ((0.08, 1.0), 224, "bicubic")
+    assert (objective.codes, objective.code_dim, objective.code_momentum) == (8192, 32, 0.99)
+    assert (objective.commitment, objective.revive_below, objective.teacher_features) == (1.0, 0.0, "head")
+    assert (objective.decoder_dim, objective.decoder_depth, objective.decoder_heads) == (768, 1, 12)
+    assert (model.mean, model.deviation, model.position) == (None, None, None)  # 0.5, and absolute ones.
+
+
 @pytest.mark.parametrize("name", ["vit_b16_i1k", "vit_l16_i21k", "vit_h14_jft", "bit_r50x1_jft"])
 def test_pre_training_crops_and_resizes_as_tensorflow(name):
     data = load(name).data

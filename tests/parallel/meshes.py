@@ -56,6 +56,7 @@ MODELS = {
     "EVA": VIT | dict(pooling="gap"),
     "BEiT": VIT | dict(position="bias", position_at="shared"),
     "DVAE": CODES,
+    "VQ-KD": VIT | dict(pooling="gap"),
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
@@ -69,6 +70,10 @@ OBJECTIVES = {
     "EVA": dict(name="eva", teacher_features="head"),
     "BEiT": dict(name="beit"),
     "DVAE": dict(name="dvae", codes=64),
+    "VQ-KD": dict(
+        **dict(name="vqkd", codes=32, code_dim=8, revive_below=0.1),
+        **dict(decoder_dim=64, decoder_depth=1, decoder_heads=8),
+    ),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5
 
@@ -92,7 +97,7 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
     mesh = make_mesh(config.mesh, jax.devices()[: int(np.prod(mesh_shape))])
     with tempfile.TemporaryDirectory() as folder:
         frozen = None
-        if model in ("distillation", "EVA", "BEiT"):
+        if model in ("distillation", "EVA", "BEiT", "VQ-KD"):
             values = (CODES | dict(num_classes=64)) if model == "BEiT" else VIT
             config.objective.teacher = make_teacher(values, config.data.image_size, Path(folder) / "teacher")
             frozen = open_frozen(config)

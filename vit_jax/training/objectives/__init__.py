@@ -23,6 +23,7 @@ from vit_jax.training.objectives.eva import EVA
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
 from vit_jax.training.objectives.objective import Objective
+from vit_jax.training.objectives.vqkd import VQKD
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
@@ -33,6 +34,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "eva": EVA,
     "dvae": DVAE,
     "beit": BEiT,
+    "vqkd": VQKD,
 }
 
 ENDLESS = 2**31 - 1  # Steps, where only an objective's sizes are wanted, and no schedule is too long.

@@ -96,7 +96,7 @@ class BEiT(BlockMasked):
         """
         return self.head(self.read_masked(model, x, batch))
 
-    def pictures(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
         """The images with masked patches in grey, and with other patches in their place, in [0, 255].
 
         These are, of all patches of the batch that are not masked, those whose code is predicted as the

@@ -26,8 +26,8 @@ OPTIONS = {
     "objective.teacher_size": Option(
         None,
         whole(1, 2**14),
-        "Pixels of the crop as the teacher of eva or beit sees it: as many patches or codes as the model's "
-        "patches; None: the model's.",
+        "Pixels of the crop as the teacher of eva, vqkd or beit sees it: as many patches or codes as the "
+        "model's patches; None: the model's.",
     ),
 }
 

@@ -169,7 +169,7 @@ class DVAE(Objective):
         # Codes part as the temperature falls.
         return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
 
-    def pictures(self, model: CodeModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: CodeModel, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
         """The images, and what the decoder makes of their codes, in [0, 255]."""
         images = batch["image"]
         return images.astype(jnp.float32), self.decode(model.codes(images), self.grid_of(images))

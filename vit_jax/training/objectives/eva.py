@@ -7,24 +7,17 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, initializers
 from vit_jax.models.image_model import ImageModel, TokenModel
-from vit_jax.options import Option, number, one_of
-from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
+from vit_jax.options import Option, number
+from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
-from vit_jax.training.objectives.prototypes import unit
+from vit_jax.training.objectives.patch_teacher import cosine, features_of_teacher, said_of_patches
 
 MASK_RATIO = 0.41  # 105 of 256 patches, as the authors'.
 
 OPTIONS = {
-    "objective.teacher_features": Option(
-        "tokens",
-        one_of("tokens", "head"),
-        "What eva predicts of each patch: the teacher's last normalised tokens, or its head's outputs for "
-        "them, which of a CLIP's tower are its projection.",
-    ),
     "objective.embedding_gradient": Option(
         1.0,
         number(least=0, most=1),
@@ -75,26 +68,14 @@ class EVA(BlockMasked):
     ) -> "EVA":
         check_hides_patches(config, model)
         values = config.objective
-        named = f"config.objective.teacher={values.teacher!r}"
-        if not isinstance(frozen, TokenModel):
-            raise UserError(f"{named} has no features of patches: take a ViT, such as CLIP's or DINO's")
-        check_same_places(config, model, "patches", frozen.grid, frozen.image_size, frozen.patch_size)
-        of_head = values.teacher_features == "head"
-        if of_head and frozen.head is None:
-            raise UserError(f"{named} has no head: config.objective.teacher_features='tokens'")
-        if of_head and not frozen.pools_plainly:
-            raise UserError(
-                f"{named} has a head that reads more than a patch's last token, as attention pooling "
-                "makes it: config.objective.teacher_features='tokens'"
-            )
-        features = frozen.num_classes if of_head else frozen.dim
+        features = features_of_teacher(config, model, frozen)
         # EVA-02's authors draw the head as all other layers.
         own = config.model.initialization == "eva02"
         return cls(
             model,
             features,
             values.mask_ratio,
-            of_head=of_head,
+            of_head=values.teacher_features == "head",
             gradient=values.embedding_gradient,
             head_init=initializers.xavier_normal() if own else initializers.cut_normal(0.02),
             rngs=rngs,
@@ -113,16 +94,14 @@ class EVA(BlockMasked):
 
     def wanted(self, batch: Batch) -> jax.Array:
         """The teacher's features of all patches, float32 `[batch, patches, features]`."""
-        x = self.frozen.features(batch.get("taught", batch["image"]), dense=True)
-        x = self.frozen.head(x) if self.of_head else x
-        return x.reshape(len(x), self.patches, -1).astype(jnp.float32)
+        return said_of_patches(self.frozen, batch, self.of_head)
 
     def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Predicts the teacher's features of the masked patches, float32 `[batch, masked, features]`."""
         x = model.encode(self.embed(model, batch, rngs), rngs)
         return self.head(self.read_masked(model, x, batch))
 
-    def pictures(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
         """The images with masked patches in grey, and with other patches in their place, in [0, 255].
 
         These are, of all patches of the batch that are not masked, those of which the teacher says what comes
@@ -135,8 +114,3 @@ class EVA(BlockMasked):
     def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         """Those of the student, and of the teacher, which has no backward pass."""
         return super().multiply_adds(model, batch) + count_multiply_adds(self.frozen) / 3
-
-
-def cosine(one: jax.Array, other: jax.Array) -> jax.Array:
-    """The cosine of vectors, over the last axis; 0 where one is of no length."""
-    return (unit(one) * unit(other)).sum(-1)

@@ -20,9 +20,9 @@ from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, 
 MASK_RATIO = 0.75  # The paper's.
 
 OPTIONS = {
-    "objective.decoder_dim": Option(512, whole(1, 2**20), "Width of mae's decoder.", smoke=32),
-    "objective.decoder_depth": Option(8, whole(1, 10_000), "Layers of mae's decoder.", smoke=1),
-    "objective.decoder_heads": Option(16, whole(1, 2**16), "Heads of mae's decoder.", smoke=2),
+    "objective.decoder_dim": Option(512, whole(1, 2**20), "Width of mae's or vqkd's decoder.", smoke=32),
+    "objective.decoder_depth": Option(8, whole(1, 10_000), "Layers of mae's or vqkd's decoder.", smoke=1),
+    "objective.decoder_heads": Option(16, whole(1, 2**16), "Heads of mae's or vqkd's decoder.", smoke=2),
     "objective.decoder_position": Option(
         "sincos2d_mae", one_of("sincos2d", "sincos2d_mae"), "Fixed positions of mae's decoder."
     ),
@@ -153,7 +153,7 @@ class MAE(Objective):
         )
         return self.prediction(self.norm(x))
 
-    def pictures(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
         """The images with hidden patches in grey, and with what is predicted in them, in [0, 255].
 
         A normalised prediction gets the mean and deviation of what was there, which it does not say.

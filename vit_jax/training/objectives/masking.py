@@ -17,13 +17,17 @@ OPTIONS = {
 }
 
 
-def check_hides_patches(config: ConfigDict, model: nnx.Module) -> None:
-    """Raises UserError where no patches of this model can be hidden, or the config's values do not fit."""
+def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hides") -> None:
+    """Raises UserError where no patches of this model can be hidden, or the config's values do not fit.
+
+    Args:
+      does: in a word, what else an objective does with patches of pixels.
+    """
     check_self_supervised(config)
     name = config.objective.name
     if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError(
-            f"config.objective.name={name!r} hides patches of pixels; the model must be a ViT, not a "
+            f"config.objective.name={name!r} {does} patches of pixels; the model must be a ViT, not a "
             "hybrid or a ResNet, whose features see beyond a patch"
         )
     if not model.pools_plainly:

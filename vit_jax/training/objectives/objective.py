@@ -73,8 +73,8 @@ class Objective(nnx.Module):
       own_memory: the memory that holds its own parameters as they are beside the judged ones; None: those
         that are trained.
       frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
-      pictures: None, or `(model, batch) -> (visible, predicted)`, which draws what is left of the images and
-        what is predicted, each `[batch, height, width, channels]` in [0, 255].
+      pictures: None, or `(model, batch, now) -> (visible, predicted)`, which draws what is left of the images
+        and what is predicted, each `[batch, height, width, channels]` in [0, 255].
     """
 
     labels: ClassVar[bool] = False
