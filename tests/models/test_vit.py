@@ -227,6 +227,23 @@ def test_dropout_follows_its_key():
     assert not np.allclose(first, other)
 
 
+@pytest.mark.parametrize("values", [{}, {"scan": True}, {"rope": "dinov3", "rope_rescale": 2.0}])
+def test_tokens_after_some_layers_are_those_on_the_way_to_the_last(values):
+    model = random_model(depth=4, stochastic_depth=0.5, dropout=0.1, **values)
+    x = model.assemble(model.patches(np.zeros((5, 8, 12, 3), np.uint8)))
+
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def encode(x, training, after):
+        return model.encode(x, nnx.Rngs(dropout=1) if training else None, after=after)
+
+    for training in (False, True):
+        np.testing.assert_allclose(encode(x, training, 3)[0], encode(x, training, None), rtol=1e-5)
+    with model.capturing(["tokens"]) as found:
+        _, early = model.encode(x, after=3)
+    assert len(found["tokens"]) == 5
+    np.testing.assert_array_equal(early, found["tokens"][3])
+
+
 def test_bfloat16_keeps_float32_parameters_and_logits():
     model = random_model(dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}

@@ -282,11 +282,35 @@ class TokenModel(ImageModel):
         """
         raise NotImplementedError
 
-    def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None, read: int | None = None) -> jax.Array:
+    def encode(
+        self,
+        x: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        read: int | None = None,
+        after: int | None = None,
+    ) -> Any:
         """Applies all layers, `[batch, tokens, dim]` to the same shape, not yet normalised.
 
         Args:
           read: return so many tokens only, the first; the last layer computes no others.
+          after: return a pair: these, and all tokens as they are after so many layers, fewer than all.
+        """
+        raise NotImplementedError
+
+    def layer_positions(self, rngs: nnx.Rngs | None = None) -> dict[str, Any]:
+        """What each layer is told of its tokens' positions beside what these carry: arguments of its call.
+
+        Args:
+          rngs: in training, by which coordinates are rescaled where they are.
+        """
+        raise NotImplementedError
+
+    def more_layers(self, count: int, first: int, *, rngs: nnx.Rngs) -> nnx.Dict:
+        """Makes layers like its own, which read its tokens and do not belong to it.
+
+        Args:
+          count: how many.
+          first: the number, from 0, of the first among its layers, by which it is drawn.
         """
         raise NotImplementedError
 
