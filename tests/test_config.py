@@ -71,6 +71,7 @@ OTHER_JOBS += (
     "mae_h14",
     "mae_finetune",
     "vqkd",
+    "beitv2",
     "vit_s16_i1k",
     "bit_i1k",
     "bit_i21k",
@@ -269,6 +270,19 @@ def test_smoke_of_evas_fine_tuning_goes_on_from_its_pre_training(name, tmp_path,
     train(config, tmp_path / "run")
     said = capsys.readouterr().out
     assert said.count("step 2/2") == 2 and "fc_norm" in said
+
+
+@pytest.mark.slow
+def test_smoke_of_beit_v2_reads_a_tokeniser_from_the_workdir_of_its_run(tmp_path, capsys):
+    small = dict(num_classes=10, image_size=64, dim=16, depth=1, hidden=16, heads=2)
+    save_model(create_model("ViT-Ti/16", **small), tmp_path / "teacher", library="timm")
+    train(load("vqkd", f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "tokeniser")
+    train(load("beitv2", f"teacher={tmp_path / 'tokeniser'},smoke"), tmp_path / "pretrained")
+    config = load("beitv2", "task=finetune,smoke")
+    config.finetune.checkpoint = str(tmp_path / "pretrained")
+    train(config, tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("step 2/2") == 3 and "aggregated loss" in said and "codes used" in said
 
 
 def test_unknown_argument_is_named():

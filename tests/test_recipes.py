@@ -8,6 +8,7 @@ import vit_jax
 from tests.test_config import load
 from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
+from vit_jax.models import parse_name
 from vit_jax.recipes import TRANSFER, finetune
 from vit_jax.training.objectives.eva import MASK_RATIO
 
@@ -377,6 +378,71 @@ def test_the_tokeniser_of_beit_v2_holds_the_authors_values():
     assert (objective.commitment, objective.revive_below, objective.teacher_features) == (1.0, 0.0, "head")
     assert (objective.decoder_dim, objective.decoder_depth, objective.decoder_heads) == (768, 1, 12)
     assert (model.mean, model.deviation, model.position) == (None, None, None)  # 0.5, and absolute ones.
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("", (1600, 0.1, 0.999, 0.1)),
+        ("epochs=300", (300, 0.0, 0.98, 0.1)),
+        ("model=BEiT-L/16", (1600, 0.1, 0.999, 1e-5)),
+    ],
+)
+def test_beit_v2s_pre_training_holds_the_published_values(argument, row):
+    config = load("beitv2", f"{argument},teacher=x" if argument else "teacher=x")
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    scale = parse_name(model.name)[1]["layer_scale"]
+    assert (config.epochs, model.stochastic_depth, optimizer.beta2, scale) == row
+    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (2048, 1.5e-3, 1e-5)
+    assert (optimizer.warmup_steps, optimizer.warmup_learning_rate, optimizer.clip_norm) == (6256, 0.0, 3.0)
+    assert (optimizer.beta1, optimizer.epsilon, optimizer.weight_decay) == (0.9, 1e-8, 0.05)
+    assert (data.path, data.crop_area, model.mean) == ("imagenet2012", (0.2, 1.0), (0.485, 0.456, 0.406))
+    assert (objective.name, objective.teacher_size, objective.mask_ratio) == ("beitv2", None, None)
+    assert (objective.aggregate_from, objective.aggregate_layers) == (None, 2)
+    assert (model.position_at, model.initialization, config.augment.color_jitter) == (
+        "shared",
+        "beit",
+        (0.4,) * 3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("task=finetune", (100, 5e-4, 25_023, 0.6, 0.2, 0.8)),
+        ("task=finetune,epochs=300", (100, 5e-4, 25_023, 0.65, 0.1, 0.8)),
+        ("task=finetune,model=BEiT-L/16", (50, 2e-4, 6256, 0.8, 0.2, 0.8)),
+        ("task=finetune,model=BEiT-L/16,epochs=300", (50, 5e-4, 6256, 0.8, 0.2, 0.8)),
+        ("task=finetune_i1k", (30, 5e-5, 25_023, 0.75, 0.1, None)),
+        ("task=finetune_i1k,model=BEiT-L/16", (20, 7e-5, 6256, 0.8, 0.25, None)),
+    ],
+)
+def test_beit_v2s_fine_tuning_holds_the_published_values(argument, row):
+    config = load("beitv2", argument)
+    check(config)
+    augment, optimizer = config.augment, config.optimizer
+    found = (config.epochs, optimizer.learning_rate, optimizer.warmup_steps, optimizer.layer_decay)
+    assert (*found, config.model.stochastic_depth, augment.mixup) == row
+    assert (config.batch_size, optimizer.weight_decay, augment.erasing) == (1024, 0.05, 0.25)
+    assert (config.loss.label_smoothing, optimizer.average, augment.cutmix) == (
+        0.1,
+        0.0,
+        float(bool(row[-1])),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("epochs=800", "no epochs=800; did you mean|there are"),
+        ("model=BEiT-H/16", "no model=BEiT-H/16"),
+        ("task=finetune,teacher=x", "teacher=x is of task=pretrain"),
+        ("task=finetune_i1k,epochs=300", "task=finetune_i1k has no epochs=300; there is: 1600"),
+    ],
+)
+def test_beit_v2_without_a_recipe_is_named(argument, message):
+    with pytest.raises(UserError, match=message):
+        load("beitv2", argument)
 
 
 @pytest.mark.parametrize("name", ["vit_b16_i1k", "vit_l16_i21k", "vit_h14_jft", "bit_r50x1_jft"])

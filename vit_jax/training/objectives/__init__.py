@@ -15,6 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import abstract
 from vit_jax.options import Option, text, unless
 from vit_jax.training.objectives.beit import BEiT
+from vit_jax.training.objectives.beitv2 import BEiTv2
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.distillation import Distillation
@@ -35,6 +36,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "dvae": DVAE,
     "beit": BEiT,
     "vqkd": VQKD,
+    "beitv2": BEiTv2,
 }
 
 ENDLESS = 2**31 - 1  # Steps, where only an objective's sizes are wanted, and no schedule is too long.
