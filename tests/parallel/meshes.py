@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 import vit_jax
+from tests.training.objectives.test_beitv2 import write_tokeniser
 from vit_jax.config import base_config
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.runs.frozen_model import open_frozen
@@ -57,6 +58,7 @@ MODELS = {
     "BEiT": VIT | dict(position="bias", position_at="shared"),
     "DVAE": CODES,
     "VQ-KD": VIT | dict(pooling="gap"),
+    "BEiT v2": VIT | dict(position="bias", position_at="shared", stochastic_depth=0.2),
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
@@ -74,6 +76,7 @@ OBJECTIVES = {
         **dict(name="vqkd", codes=32, code_dim=8, revive_below=0.1),
         **dict(decoder_dim=64, decoder_depth=1, decoder_heads=8),
     ),
+    "BEiT v2": dict(name="beitv2", aggregate_from=1),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5
 
@@ -100,6 +103,9 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
         if model in ("distillation", "EVA", "BEiT", "VQ-KD"):
             values = (CODES | dict(num_classes=64)) if model == "BEiT" else VIT
             config.objective.teacher = make_teacher(values, config.data.image_size, Path(folder) / "teacher")
+            frozen = open_frozen(config)
+        if model == "BEiT v2":
+            config.objective.teacher = write_tokeniser(Path(folder) / "tokeniser")
             frozen = open_frozen(config)
         classes = CLASSES if labels else objective_of(config).outputs(config)
         shapes = frozen and frozen.model

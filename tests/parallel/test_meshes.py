@@ -38,7 +38,7 @@ def losses(*cases: str) -> dict[str, dict]:
     return json.loads(done.stdout.splitlines()[-1])  # Others are what writing a teacher says.
 
 
-TEACHERS = "DINO", "DINOv2", "distillation", "EVA", "BEiT", "VQ-KD"
+TEACHERS = "DINO", "DINOv2", "distillation", "EVA", "BEiT", "VQ-KD", "BEiT v2"
 ONCE = 'ViT: data: {"sum_gradients": "float32_once"}'
 
 

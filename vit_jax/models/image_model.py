@@ -298,7 +298,7 @@ class TokenModel(ImageModel):
         raise NotImplementedError
 
     def layer_positions(self, rngs: nnx.Rngs | None = None) -> dict[str, Any]:
-        """What each layer is told of its tokens' positions beside what these carry: arguments of its call.
+        """Makes the arguments of a layer's call that say its tokens' positions, beside what these carry.
 
         Args:
           rngs: in training, by which coordinates are rescaled where they are.

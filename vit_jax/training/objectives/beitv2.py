@@ -68,7 +68,7 @@ class BEiTv2(BEiT):
 
     @property
     def metrics(self) -> dict[str, str]:
-        """How often the likeliest code is the right one, and the loss of what is aggregated."""
+        """Names how often the likeliest code is the right one, and the loss of what is aggregated."""
         more = {"aggregated_loss": "number"} if self.layers is not None else {}
         return {"accuracy": "share"} | more
 
