@@ -103,8 +103,8 @@ def _with_heads(
     start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
     if found is None or found.name != wanted.objective:
         raise UserError(
-            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or what "
-            "vit_jax.convert writes of a training checkpoint of the authors'"
+            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or a folder that "
+            "vit_jax.convert wrote with them"
         )
     try:
         remembered = {name: tensor.shape for name, tensor in found.memory.items()}

@@ -21,6 +21,7 @@ from vit_jax.runs.assemble import pictures
 from vit_jax.runs.checkpoints import load_items
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
+from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives.codebook import k_means, nearest, sums_by_code
 from vit_jax.training.objectives.frozen import Frozen, WithHeads
 from vit_jax.training.objectives.objective import EVALUATION
@@ -345,6 +346,21 @@ def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, 
         (x @ np.float64(items["codebook"]).T).argmax(-1),
     )
     assert len(np.unique(np.asarray(own(patches)))) > 1
+
+
+def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
+    values = {"name": "vqkd", "teacher": teachers["plain"], "codes": CODES, "code_dim": DIM}
+    values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "code_momentum": 0.999}
+    config = small(steps=1, evaluate_every=1, **{f"objective.{key}": x for key, x in values.items()})
+    config = config.copy_and_resolve_references().unlock()
+    config.finetune.checkpoint, config.optimizer.learning_rate = str(run), 0.0
+    config.optimizer.warmup_steps = 0
+    vit_jax.train(config.lock(), tmp_path / "run")
+    assert "with codebook and usage" in capsys.readouterr().out
+    before, after = (
+        open_any(folder).objective.memory["codebook"].read() for folder in (run, tmp_path / "run")
+    )
+    assert 0 < np.abs(before - after).max() < 0.01  # They were not made anew.
 
 
 def test_a_run_of_something_else_is_no_tokeniser(teachers, monkeypatch):
