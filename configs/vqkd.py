@@ -21,7 +21,7 @@ def get_config(argument=None):
     if values["decoder"] not in DECODERS:
         raise UserError(f"no decoder={values['decoder']}; there are: {', '.join(DECODERS)} (layers)")
     config = base_config()
-    config.model.update(dict(name=values["model"], dtype="bfloat16", gelu="erf", initialization="beit"))
+    config.model.update(dict(name=values["model"], dtype="bfloat16", gelu="erf", initialization="vqkd"))
     config.model.update(dict(pooling="gap", cls_token=True, qkv_bias="qv"))
     config.objective.update(dict(name="vqkd", teacher=values["teacher"] or TEACHER))
     config.objective.update(dict(teacher_features="head", teacher_dtype="bfloat16"))

@@ -299,6 +299,14 @@ def test_initial_values_can_be_those_of_masked_autoencoders():
     assert not np.any(block.mlp.fc1.bias[...]) and not np.any(block.mlp.fc2.bias[...])
 
 
+def test_initial_values_can_be_those_of_vqkd():
+    model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="vqkd")
+    block = model.blocks["05"]
+    for kernel, divided in ((block.attention.qkv, 1), (block.attention.out, 12), (block.mlp.fc2, 12)):
+        assert np.std(kernel.kernel[...]) == pytest.approx(0.02 / np.sqrt(divided), rel=0.01)
+    assert np.std(model.patch_embedding.kernel[...]) == pytest.approx(np.sqrt(1 / 768 / 3), rel=0.1)
+
+
 def test_initial_values_can_be_deits():
     model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="deit")
     block = model.blocks["05"]

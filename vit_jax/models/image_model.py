@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models.initializers import Scheme
 from vit_jax.models.layers import capturing
 from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
 from vit_jax.options import Rule
@@ -305,12 +306,15 @@ class TokenModel(ImageModel):
         """
         raise NotImplementedError
 
-    def more_layers(self, count: int, first: int, *, rngs: nnx.Rngs) -> nnx.Dict:
+    def more_layers(
+        self, count: int, first: int, scheme: Scheme | None = None, *, rngs: nnx.Rngs
+    ) -> nnx.Dict:
         """Makes layers like its own, which read its tokens and do not belong to it.
 
         Args:
           count: how many.
-          first: the number, from 0, of the first among its layers, by which it is drawn.
+          first: the number, from 0, of the first among its layers, by which it is drawn, and skipped.
+          scheme: how they start; None: as its own.
         """
         raise NotImplementedError
 

@@ -100,9 +100,15 @@ def uniform(limit: float) -> Initializer:
     return _initializer(lambda generator, out: _fill_evenly(generator, out, limit))
 
 
-def torch_convolution() -> Initializer:
-    """Uniform values of variance 1 / (3 inputs), as PyTorch starts convolutions."""
-    return _initializer(lambda generator, out: _fill_evenly(generator, out, _fans(out.shape)[0] ** -0.5))
+def torch_convolution(share: float = 1.0) -> Initializer:
+    """Uniform values of variance 1 / (3 inputs), as PyTorch starts convolutions and dense layers.
+
+    Args:
+      share: of that deviation.
+    """
+    return _initializer(
+        lambda generator, out: _fill_evenly(generator, out, share * _fans(out.shape)[0] ** -0.5)
+    )
 
 
 def _fill_evenly(generator: np.random.Generator, out: np.ndarray, limit: float) -> None:
@@ -170,6 +176,29 @@ def _beits_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]
     return {"out": cut_normal(0.02 / math.sqrt(2 * (layer + 1)))}
 
 
+def _vqkds_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
+    """The last layers of branches of BEiT's code for fine-tuning, divided in the same way."""
+    return {"out": normal(0.02 / math.sqrt(2 * (layer + 1)))}
+
+
+def _plain_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
+    """PyTorch's dense layers as the last ones of branches, divided in the same way."""
+    return {"out": torch_convolution(1 / math.sqrt(2 * (layer + 1)))}
+
+
+def aggregation(dim: int) -> "Scheme":
+    """The values of the layers, of this width, of BEiT v2's patch aggregation, which are PyTorch's own.
+
+    Biases are zeros all the same.
+    """
+    return SCHEMES["beit"]._replace(
+        qkv=uniform(dim**-0.5),
+        dense=torch_convolution(),
+        gated=uniform(dim**-0.5),
+        own=_plain_own,
+    )
+
+
 def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
     """EVA-02's kernels but those of queries and keys, sqrt(log(2 depth)) larger where `sub_norm`."""
     if not sub_norm:
@@ -203,6 +232,15 @@ SCHEMES = {
         jax.nn.initializers.zeros,
         *[cut_normal(0.02)] * 3,
         own=_beits_own,
+    ),
+    # Of BEiT v2's tokeniser in PyTorch, encoder and decoder: DeiT's, and BEiT's division of last layers.
+    "vqkd": Scheme(
+        torch_convolution(),
+        lambda inputs: uniform(inputs**-0.5),
+        normal(0.02),
+        jax.nn.initializers.zeros,
+        *[normal(0.02)] * 3,
+        own=_vqkds_own,
     ),
     # EVA-02's in PyTorch: Xavier's normal values, q, k and v at once; patches as MAE has them.
     "eva02": Scheme(

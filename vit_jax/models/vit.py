@@ -83,7 +83,7 @@ ARGUMENTS = {
     "attention_dropout": number(least=0, below=1),
     "uniform_depth": flag(),
     "depth_by": one_of("image", "subset"),
-    "initialization": one_of("flax", "mae", "deit", "beit", "eva02"),
+    "initialization": one_of("flax", "mae", "deit", "beit", "vqkd", "eva02"),
     "scan": flag(),
 }
 
@@ -144,7 +144,7 @@ OPTIONS = {
     "model.initialization": Option(
         None,
         ARGUMENTS["initialization"],
-        "How kernels and biases start: as the paper's, or as in the code of MAE, DeiT, BEiT or EVA-02.",
+        "How kernels and biases start: as the paper's, or as in the code of MAE, DeiT, BEiT, VQ-KD, EVA-02.",
     ),
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
 }
@@ -218,7 +218,8 @@ class ViT(TokenModel):
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training).
       head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
       initialization: how kernels and biases start: `flax`, as the paper's, or as in PyTorch those of masked
-        autoencoders, `mae`, of DeiT, `deit`, of BEiT and EVA, `beit`, or of EVA-02, `eva02`.
+        autoencoders, `mae`, of DeiT, `deit`, of BEiT and EVA, `beit`, of VQ-KD, `vqkd`, or of EVA-02,
+        `eva02`.
       norm_epsilon: of the norms.
       remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
         products with parameters; `full`, all but each layer's input (Chen et al., 2016).
@@ -609,12 +610,15 @@ class ViT(TokenModel):
         x = run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=self.remat)
         return x if after is None else (x, kept)
 
-    def more_layers(self, count: int, first: int, *, rngs: nnx.Rngs) -> nnx.Dict:
+    def more_layers(
+        self, count: int, first: int, scheme: initializers.Scheme | None = None, *, rngs: nnx.Rngs
+    ) -> nnx.Dict:
         """Layers like its own, which read its tokens and do not belong to it.
 
         Args:
           count: how many.
           first: the number, from 0, of the first among its layers, by which it is drawn, and skipped.
+          scheme: how they start; None: as its own.
 
         Raises:
           UserError: its layers are no plain ones.
@@ -624,8 +628,8 @@ class ViT(TokenModel):
         depth = max(self.depth, first + count)
         blocks = {}
         for layer in range(first, first + count):
-            scheme = self.stack.scheme.of_layer(layer, depth, self.stack.sub_norm != "none")
-            own = dataclasses.replace(self.stack, scheme=scheme)
+            values = (scheme or self.stack.scheme).of_layer(layer, depth, self.stack.sub_norm != "none")
+            own = dataclasses.replace(self.stack, scheme=values)
             blocks[f"{layer:02d}"] = EncoderBlock(own, self.layer_rate(layer, depth), rngs=rngs)
         return nnx.Dict(blocks)
 

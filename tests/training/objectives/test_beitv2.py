@@ -11,7 +11,7 @@ from tests.training.objectives.small import SMALL, config_of, keys, random_image
 from tests.training.objectives.test_eva import noisy
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import write_beside
-from vit_jax.models import count_multiply_adds, create_model, initializers
+from vit_jax.models import count_multiply_adds, create_model
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective
 from vit_jax.training.objectives.objective import EVALUATION
@@ -148,17 +148,21 @@ def test_gradients_of_the_aggregation_reach_the_class_token_and_nothing_of_the_t
 
 def test_layers_of_the_aggregation_start_as_later_layers(tokeniser):
     config = config_of("beitv2", teacher=tokeniser, aggregate_from=2)
-    config.data.image_size = SIZE
+    config.data.image_size, config.model.initialization = SIZE, "beit"
     values = STUDENT | dict(dim=64, initialization="beit", stochastic_depth=0.3, pooling="gap")
     vit = create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, **values)
     objective = make_objective(config, vit, rngs=nnx.Rngs(0), frozen=open_frozen(config).model)
     assert list(objective.layers) == ["02", "03"]
     for number, layer in enumerate(objective.layers.values(), 3):
-        for kernel in (layer.attention.out.kernel, layer.mlp.fc2.kernel):
-            assert np.std(kernel[...]) == pytest.approx(0.02 / np.sqrt(2 * number), rel=0.1)
+        # PyTorch's dense layers, by their inputs; the last of a branch divided by the layer's number.
+        last = np.sqrt(2 * number)
+        attention, mlp = layer.attention, layer.mlp
+        kernels = [(attention.qkv.kernel, 64), (attention.out.kernel, 64 * last**2)]
+        kernels += [(mlp.fc1.kernel, 64), (mlp.fc2.kernel, 32 * last**2)]
+        for kernel, inputs in kernels:
+            assert np.std(kernel[...]) == pytest.approx(np.sqrt(1 / 3 / inputs), rel=0.1)
         assert layer.stochastic_depth == pytest.approx(0.3 * (number - 1) / 3)
         assert layer.attention.qkv.bias.shape[0] == 2 and np.all(layer.scale1[...] == np.float32(0.1))
-    assert initializers.SCHEMES["beit"] == vit.stack.scheme
 
 
 def test_multiply_adds_are_of_both_ways_and_a_third_of_the_tokenisers(pair, tokeniser):

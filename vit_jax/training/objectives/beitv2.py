@@ -8,6 +8,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import named, run_layers
 from vit_jax.options import Option, whole
@@ -44,6 +45,7 @@ class BEiTv2(BEiT):
       ratio: share of the patches that is masked, rounded to whole patches; None: the authors' 75 of 196.
       early: number of layers before the patches that are aggregated.
       layers: of the aggregation; 0: there is none.
+      scheme: how these start; None: as the model's.
       rngs: the key for initialisation.
 
     Raises:
@@ -58,13 +60,14 @@ class BEiTv2(BEiT):
         early: int,
         layers: int,
         *,
+        scheme: initializers.Scheme | None = None,
         rngs: nnx.Rngs,
     ):
         super().__init__(model, codes, ratio, rngs=rngs)
         if layers:
             _check_aggregates(model, early)
         self.early = early
-        self.layers = model.more_layers(layers, early, rngs=rngs) if layers else None
+        self.layers = model.more_layers(layers, early, scheme, rngs=rngs) if layers else None
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -84,7 +87,9 @@ class BEiTv2(BEiT):
         values = config.objective
         codes = cls.count_codes(config, model, frozen)
         early = 3 * model.depth // 4 if values.aggregate_from is None else values.aggregate_from
-        return cls(model, codes, values.mask_ratio, early, values.aggregate_layers, rngs=rngs)
+        own = initializers.aggregation(model.dim) if config.model.initialization == "beit" else None
+        layers = values.aggregate_layers
+        return cls(model, codes, values.mask_ratio, early, layers, scheme=own, rngs=rngs)
 
     @classmethod
     def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: WithHeads) -> int:

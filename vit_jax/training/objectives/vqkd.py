@@ -89,9 +89,10 @@ class Decoder(nnx.Module):
         model: nnx.Module,
         rngs: nnx.Rngs,
     ):
-        scheme, dtype = initializers.SCHEMES["beit"], model.patch_embedding.dtype
+        scheme, dtype = initializers.SCHEMES["vqkd"], model.patch_embedding.dtype
         stack = Stack(dim, heads, 4 * dim, gelu="erf", qkv_bias="qv", scheme=scheme, dtype=dtype)
-        self.embedding = nnx.Linear(code_dim, dim, kernel_init=scheme.patches, dtype=dtype, rngs=rngs)
+        bias, values = scheme.patches_bias(code_dim), dict(dtype=dtype, rngs=rngs)
+        self.embedding = nnx.Linear(code_dim, dim, kernel_init=scheme.patches, bias_init=bias, **values)
         self.cls = nnx.Param(initializers.normal(0.02)(rngs.params(), (1, 1, dim)))
         self.positions = PositionEmbedding("1d", grid, 1, dim, rngs)
         blocks = {}
