@@ -377,7 +377,7 @@ def test_the_tokeniser_of_beit_v2_holds_the_authors_values():
     assert (objective.codes, objective.code_dim, objective.code_momentum) == (8192, 32, 0.99)
     assert (objective.commitment, objective.revive_below, objective.teacher_features) == (1.0, 0.0, "head")
     assert (objective.decoder_dim, objective.decoder_depth, objective.decoder_heads) == (768, 1, 12)
-    assert (model.mean, model.deviation, model.position) == (None, None, None)  # 0.5, and absolute ones.
+    assert (model.mean, model.position, model.initialization) == (None, None, "vqkd")  # 0.5; absolute.
 
 
 @pytest.mark.parametrize(
