@@ -63,12 +63,16 @@ OTHER_JOBS += (
     "dinov2",
     "dinov3",
     "composed",
+    "dvae",
+    "beit",
     "masked_patch_b16",
     "mae_b16",
     "mae_l16",
     "mae_h14",
     "mae_finetune",
     "fcmae",
+    "vqkd",
+    "beitv2",
     "vit_s16_i1k",
     "bit_i1k",
     "bit_i21k",
@@ -218,6 +222,7 @@ SMOKE = (
     "masked_patch_b16",
     "mae_h14",
     "mae_finetune",
+    "vqkd",
     "convnext",
     "swin",
     "deit",
@@ -243,7 +248,8 @@ def test_smoke_runs(name, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "patch", "size"), [("deit", 4, 16), ("eva", 14, 56), ("eva02:model=EVA02-S/14", 14, 56)]
+    ("name", "patch", "size"),
+    [("deit", 4, 16), ("eva", 14, 56), ("eva02:model=EVA02-S/14", 14, 56), ("vqkd", 16, 64)],
 )
 def test_smoke_runs_with_a_teacher(name, patch, size, tmp_path, capsys):
     small = dict(num_classes=10, image_size=size, dim=16, depth=1, hidden=16, heads=2)
@@ -275,6 +281,19 @@ def test_smoke_of_fcmaes_fine_tuning_goes_on_from_its_pre_training(tmp_path, cap
     train(config, tmp_path / "run")
     said = capsys.readouterr().out
     assert said.count("step 2/2") == 2 and "beside it fcmae's own parameters" in said
+
+
+@pytest.mark.slow
+def test_smoke_of_beit_v2_reads_a_tokeniser_from_the_workdir_of_its_run(tmp_path, capsys):
+    small = dict(num_classes=10, image_size=64, dim=16, depth=1, hidden=16, heads=2)
+    save_model(create_model("ViT-Ti/16", **small), tmp_path / "teacher", library="timm")
+    train(load("vqkd", f"teacher={tmp_path / 'teacher'},smoke"), tmp_path / "tokeniser")
+    train(load("beitv2", f"teacher={tmp_path / 'tokeniser'},smoke"), tmp_path / "pretrained")
+    config = load("beitv2", "task=finetune,smoke")
+    config.finetune.checkpoint = str(tmp_path / "pretrained")
+    train(config, tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("step 2/2") == 3 and "aggregated loss" in said and "codes used" in said
 
 
 def test_unknown_argument_is_named():

@@ -8,6 +8,7 @@ import vit_jax
 from tests.test_config import load
 from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
+from vit_jax.models import parse_name
 from vit_jax.recipes import TRANSFER, finetune
 from vit_jax.training.objectives import fcmae
 from vit_jax.training.objectives.eva import MASK_RATIO
@@ -305,6 +306,161 @@ def test_evas_fine_tuning_holds_the_published_values(name, row):
 def test_eva_without_a_recipe_is_named(file, argument, message):
     with pytest.raises(UserError, match=message):
         load(file, argument)
+
+
+def test_the_discrete_autoencoders_config_holds_the_papers_values():
+    config = load("dvae")
+    check(config)
+    objective, optimizer = config.objective, config.optimizer
+    assert (config.model.name, objective.name, objective.codes) == ("DVAE", "dvae", 8192)
+    assert (objective.divergence_weight, objective.divergence_steps) == (6.6, 5000)
+    temperature = objective.code_temperature, objective.code_temperature_end
+    assert (*temperature, objective.code_temperature_steps) == (1.0, 1 / 16, 150_000)
+    assert (config.batch_size, config.steps, optimizer.schedule) == (512, 1_200_000, "cosine")
+    assert (optimizer.learning_rate, optimizer.end_learning_rate) == (1e-4, 1.25e-6)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("teacher=x", (150, 10_000, "imagenet21k", None)),
+        ("task=pretrain_i1k,model=BEiT-L/16", (800, 6256, "imagenet2012", (0.485, 0.456, 0.406))),
+    ],
+)
+def test_beits_pre_training_holds_the_published_values(argument, row):
+    config = load("beit", argument)
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    assert (config.epochs, optimizer.warmup_steps, data.path, model.mean) == row
+    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (2048, 1.5e-3, 1e-5)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.999, 1e-8)
+    assert (optimizer.weight_decay, optimizer.clip_norm, model.stochastic_depth) == (0.05, 3.0, 0.1)
+    assert (model.position_at, model.initialization, model.fc_norm) == ("shared", "beit", False)
+    assert (objective.name, objective.mask_ratio, objective.teacher_size) == ("beit", None, 112)
+    assert (data.image_size, config.augment.color_jitter, data.crop_area) == (224, (0.4,) * 3, (0.08, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("task=finetune", (224, 100, 1024, 4e-3, 25_023, 0.65, 0.1, 0.05, 0.0, 0.8)),
+        ("task=finetune,model=BEiT-L/16,size=512", (512, 50, 1024, 1e-3, 6256, 0.75, 0.2, 0.05, 0.0, 0.8)),
+        ("task=finetune_i21k", (224, 90, 4096, 3e-3, 17_330, 0.65, 0.2, 0.05, 3.0, None)),
+        ("task=finetune_i21k,model=BEiT-L/16", (224, 90, 2048, 2e-3, 34_661, 0.75, 0.2, 0.05, 1.0, None)),
+        ("task=finetune_i1k,size=384", (384, 30, 512, 2e-5, 12_511, 0.85, 0.1, 1e-8, 0.0, None)),
+        ("task=finetune_i1k,model=BEiT-L/16", (224, 30, 512, 2e-5, 12_511, 0.9, 0.4, 1e-8, 0.0, None)),
+    ],
+)
+def test_beits_fine_tuning_holds_the_published_values(argument, row):
+    config = load("beit", argument)
+    check(config)
+    augment, data, optimizer = config.augment, config.data, config.optimizer
+    found = (data.image_size, config.epochs, config.batch_size, optimizer.learning_rate)
+    found += (optimizer.warmup_steps, optimizer.layer_decay, config.model.stochastic_depth)
+    assert (*found, optimizer.weight_decay, optimizer.clip_norm, augment.mixup) == row
+    assert (augment.policy, augment.erasing) == ("rand-m9-mstd0.5-inc1", 0.25)
+    assert (config.loss.label_smoothing, optimizer.average, augment.cutmix) == (
+        0.1,
+        0.0,
+        float(bool(row[-1])),
+    )
+    assert (config.model.position_at, config.model.fc_norm, config.model.mean) == ("stem", True, None)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("task=tune", "no task=tune"),
+        ("model=BEiT-H/16", "no recipe for 'BEiT-H/16'"),
+        ("size=384", "size=384 is of fine-tuning"),
+        ("task=finetune,teacher=x", "teacher=x is of task=pretrain"),
+        ("task=finetune,size=512", "has no size=512; there are: 224, 384"),
+        ("task=finetune_i21k,size=384", "has no size=384; there are: 224$"),
+    ],
+)
+def test_beit_without_a_recipe_is_named(argument, message):
+    with pytest.raises(UserError, match=message):
+        load("beit", argument)
+
+
+def test_the_tokeniser_of_beit_v2_holds_the_authors_values():
+    config = load("vqkd", "decoder=1")
+    check(config)
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    assert (config.epochs, config.batch_size, optimizer.learning_rate) == (100, 512, 2e-4)
+    assert (optimizer.warmup_steps, optimizer.end_learning_rate) == (25_023, 1e-5)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.99, 1e-8)
+    assert (optimizer.weight_decay, optimizer.decay, optimizer.clip_norm) == (1e-4, "kernels", 0.0)
+    assert (data.crop_area, data.image_size, data.interpolation) == ((0.08, 1.0), 224, "bicubic")
+    assert (objective.codes, objective.code_dim, objective.code_momentum) == (8192, 32, 0.99)
+    assert (objective.commitment, objective.revive_below, objective.teacher_features) == (1.0, 0.0, "head")
+    assert (objective.decoder_dim, objective.decoder_depth, objective.decoder_heads) == (768, 1, 12)
+    assert (model.mean, model.position, model.initialization) == (None, None, "vqkd")  # 0.5; absolute.
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("", (1600, 0.1, 0.999, 0.1)),
+        ("epochs=300", (300, 0.0, 0.98, 0.1)),
+        ("model=BEiT-L/16", (1600, 0.1, 0.999, 1e-5)),
+    ],
+)
+def test_beit_v2s_pre_training_holds_the_published_values(argument, row):
+    config = load("beitv2", f"{argument},teacher=x" if argument else "teacher=x")
+    data, model, objective, optimizer = config.data, config.model, config.objective, config.optimizer
+    scale = parse_name(model.name)[1]["layer_scale"]
+    assert (config.epochs, model.stochastic_depth, optimizer.beta2, scale) == row
+    assert (config.batch_size, optimizer.learning_rate, optimizer.end_learning_rate) == (2048, 1.5e-3, 1e-5)
+    assert (optimizer.warmup_steps, optimizer.warmup_learning_rate, optimizer.clip_norm) == (6256, 0.0, 3.0)
+    assert (optimizer.beta1, optimizer.epsilon, optimizer.weight_decay) == (0.9, 1e-8, 0.05)
+    assert (data.path, data.crop_area, model.mean) == ("imagenet2012", (0.2, 1.0), (0.485, 0.456, 0.406))
+    assert (objective.name, objective.teacher_size, objective.mask_ratio) == ("beitv2", None, None)
+    assert (objective.aggregate_from, objective.aggregate_layers) == (None, 2)
+    assert (model.position_at, model.initialization, config.augment.color_jitter) == (
+        "shared",
+        "beit",
+        (0.4,) * 3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "row"),
+    [
+        ("task=finetune", (100, 5e-4, 25_023, 0.6, 0.2, 0.8)),
+        ("task=finetune,epochs=300", (100, 5e-4, 25_023, 0.65, 0.1, 0.8)),
+        ("task=finetune,model=BEiT-L/16", (50, 2e-4, 6256, 0.8, 0.2, 0.8)),
+        ("task=finetune,model=BEiT-L/16,epochs=300", (50, 5e-4, 6256, 0.8, 0.2, 0.8)),
+        ("task=finetune_i1k", (30, 5e-5, 25_023, 0.75, 0.1, None)),
+        ("task=finetune_i1k,model=BEiT-L/16", (20, 7e-5, 6256, 0.8, 0.25, None)),
+    ],
+)
+def test_beit_v2s_fine_tuning_holds_the_published_values(argument, row):
+    config = load("beitv2", argument)
+    check(config)
+    augment, optimizer = config.augment, config.optimizer
+    found = (config.epochs, optimizer.learning_rate, optimizer.warmup_steps, optimizer.layer_decay)
+    assert (*found, config.model.stochastic_depth, augment.mixup) == row
+    assert (config.batch_size, optimizer.weight_decay, augment.erasing) == (1024, 0.05, 0.25)
+    assert (config.loss.label_smoothing, optimizer.average, augment.cutmix) == (
+        0.1,
+        0.0,
+        float(bool(row[-1])),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("epochs=800", "no epochs=800; did you mean|there are"),
+        ("model=BEiT-H/16", "no model=BEiT-H/16"),
+        ("task=finetune,teacher=x", "teacher=x is of task=pretrain"),
+        ("task=finetune_i1k,epochs=300", "task=finetune_i1k has no epochs=300; there is: 1600"),
+    ],
+)
+def test_beit_v2_without_a_recipe_is_named(argument, message):
+    with pytest.raises(UserError, match=message):
+        load("beitv2", argument)
 
 
 @pytest.mark.parametrize("name", ["vit_b16_i1k", "vit_l16_i21k", "vit_h14_jft", "bit_r50x1_jft"])

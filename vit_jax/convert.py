@@ -2,10 +2,10 @@
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
 Transformers, `hf://owner/name`, or a `.pth` file of the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
-BEiT, EVA, EVA-02, ConvNeXt or Swin, which PyTorch reads (`FILE.pth@teacher`: one of several dicts of
-tensors).
+BEiT, EVA, EVA-02, ConvNeXt or Swin, or of a state dict of DALL-E's encoder, which PyTorch reads
+(`FILE.pth@teacher`: one of several dicts of tensors).
 DESTINATION is `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
-Transformers has no such model; `--to` chooses.
+Transformers has no such model, or of DALL-E's encoder for its own code; `--to` chooses.
 """
 
 import re
@@ -22,7 +22,7 @@ from vit_jax.interop.checkpoint import LIBRARIES, WRITTEN, fit, save
 from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.timm.authors import PIXELS
-from vit_jax.interop.torch_files import is_torch_file, unpack
+from vit_jax.interop.torch_files import is_torch_file, refuse_module, unpack
 from vit_jax.runs.workdir import open_any
 from vit_jax.save import check_destination, left_out, library_of, objective_beside
 
@@ -46,13 +46,14 @@ _OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "position", "re
 
 def main(arguments: list[str]) -> None:
     if len(arguments) != 2:
-        raise UserError("usage: python -m vit_jax.convert SOURCE DESTINATION [--to=google|timm|transformers]")
+        raise UserError(f"usage: python -m vit_jax.convert SOURCE DESTINATION [--to={'|'.join(WRITTEN)}]")
     source, destination = arguments[0], Path(arguments[1])
     changes = {name: getattr(flags.FLAGS, name) for name in _OPTIONS}
     if flags.FLAGS.image_size:
         changes["image_size"] = command.parse_image_size(flags.FLAGS.image_size)
     changes = {name: value for name, value in changes.items() if value is not None}
 
+    refuse_module(source)
     with tempfile.TemporaryDirectory() as folder:
         if is_torch_file(source):
             unpacked, notes = unpack(source, Path(folder), flags.FLAGS.pixels)

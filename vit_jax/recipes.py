@@ -130,6 +130,57 @@ def tuned_features(model: str, row: Tuned, i21k: bool) -> ConfigDict:
     return config
 
 
+def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
+    """The values of BEiT's pre-training on ImageNet-21k or 1k, without labels and without its tokeniser."""
+    config = _like_eva(
+        model,
+        row.epochs,
+        row.batch,
+        row.learning_rate,
+        row.warmup,
+        IMAGENET_21K_IMAGES if i21k else IMAGENET_IMAGES,
+    )
+    # The names are those of fine-tuned models, whose norm is behind the pooling, each layer with its biases.
+    config.model.update(
+        dict(pooling="gap", cls_token=True, fc_norm=False, position_at="shared", initialization="beit")
+    )
+    config.model.stochastic_depth = row.stochastic_depth
+    config.objective.name = "beit"
+    config.data.path, config.data.train_split, config.data.test_split = "imagenet2012", "train", "validation"
+    if i21k:
+        config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
+        config.data.test_split = "train[:25600]"
+    else:
+        config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.08, 1.0)
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokeniser sees the same.
+    config.optimizer.warmup_learning_rate, config.optimizer.end_learning_rate = 1e-6, 1e-5
+    config.optimizer.clip_norm = 3.0
+    return config
+
+
+def tuned_codes(
+    model: str, row: Tuned, i21k: bool, mixed: bool, weight_decay: float, clip: float
+) -> ConfigDict:
+    """The values of BEiT's fine-tuning on ImageNet-1k, or on 21k.
+
+    Args:
+      mixed: with mixup and CutMix.
+      clip: the gradient's largest length; 0: it has none.
+    """
+    config = tuned_features(model, row, i21k)
+    config.model.position_at = "stem"  # Each layer has its own table of biases, at first the shared one.
+    config.augment.erasing = 0.25
+    if mixed:
+        config.augment.mixup, config.augment.cutmix = 0.8, 1.0
+    config.data.test_resize = row.size * 256 // 224
+    if row.size >= 384:
+        config.data.test_crop, config.data.test_resize = "square", row.size
+    config.optimizer.update(dict(average=0.0, weight_decay=weight_decay, clip_norm=clip))
+    config.optimizer.warmup_learning_rate = config.optimizer.end_learning_rate = 1e-6
+    return config
+
+
 def _like_eva(model: str, epochs: int, batch: int, rate: float, warmup: int, images: int) -> ConfigDict:
     """The values that EVA's pre-training and fine-tuning share."""
     config = base_config()

@@ -41,8 +41,8 @@ def save_model(
       model: of `load_model` or `create_model`, with its parameters as they are now; or a checkpoint, what
         `load_model` takes.
       path: a new `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
-        Transformers has no such model.
-      library: `google`, `timm` or `transformers`; None: as the path says.
+        Transformers has no such model; of a `DVAE` for OpenAI's code.
+      library: `google`, `timm`, `transformers` or `openai`; None: as the path and the model say.
       say: is told in a line each of what the format has no place for.
       **changes: of a checkpoint, arguments of the model to change, as of `load_model`.
 
@@ -140,7 +140,8 @@ def library_of(destination: Path, model: type[ImageModel], values: dict[str, Any
     """The format that a destination means."""
     if destination.suffix == ".npz":
         return "google"
-    return "transformers" if LIBRARIES["transformers"].has(model, values) else "timm"
+    folders = ("transformers", "openai")
+    return next((library for library in folders if LIBRARIES[library].has(model, values)), "timm")
 
 
 def check_destination(destination: Path, library: str) -> None:

@@ -51,6 +51,16 @@ def test_view_of_the_same_rectangle_shows_it_and_may_be_augmented_otherwise():
     np.testing.assert_array_equal(batch["other"], batch_of([View(), View("other")])["other"])
 
 
+def test_views_of_the_same_rectangle_are_augmented_alike():
+    views = [View(), View("other"), View("again", same_rectangle_as="image")]
+    batch = batch_of(views, augment=lambda pixels, rng: pixels // 2 + np.uint8(rng.integers(128)))
+    np.testing.assert_array_equal(batch["again"], batch["image"])
+    plain = batch_of(views)["image"]
+    assert (
+        len({int((image - other // 2).max()) for image, other in zip(batch["image"], plain, strict=True)}) > 4
+    )
+
+
 def test_each_picture_of_a_view_is_distorted_in_its_own_way():
     plain = batch_of([View(count=3), View("other")])
     batch = batch_of([View(count=3, distort=(invert, None, lambda pixels, rng: pixels // 2)), View("other")])

@@ -93,7 +93,9 @@ def test_a_tower_of_another_kind_is_refused(vision, words, tmp_path):
 def test_a_tower_without_its_config_is_refused_and_none_is_written(tmp_path):
     write(tmp_path, own_tower(), SIZES)
     model = vit_jax.load_model(tmp_path, say=str)
-    with pytest.raises(UserError, match="not written for 'open_clip', but for: google, transformers, timm"):
+    with pytest.raises(
+        UserError, match="not written for 'open_clip', but for: google, transformers, openai, timm"
+    ):
         vit_jax.save_model(model, tmp_path / "written", library="open_clip")
     (tmp_path / "open_clip_config.json").unlink()
     with pytest.raises(UserError, match="needs its open_clip_config.json beside it"):

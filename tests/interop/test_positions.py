@@ -160,6 +160,23 @@ def test_tables_by_offset_follow_the_grid(position, table, shape):
     assert fit(wide, dict(image_size=(80, 32)))[2].resized == [f"{path} 2x5 -> 5x2"]
 
 
+@pytest.mark.parametrize("size", [64, 96])
+def test_one_table_of_all_layers_becomes_each_layers_own(size, tmp_path):
+    arguments = dict(dim=16, depth=2, hidden=24, heads=2, image_size=64, num_classes=3, position="bias")
+    arguments |= dict(position_at="shared", gelu="erf", pooling="gap", cls_token=True, qkv_bias="qv")
+    model = random_model("ViT-Ti/16", **arguments)
+    folder = write(model, tmp_path / "model", "timm", "ViT-Ti/16", **arguments)
+    one, said = vit_jax.load_model(folder, image_size=size, say=str), []
+    own = vit_jax.load_model(folder, image_size=size, position_at="stem", say=said.append)
+    tables = {path: x for path, x in params_of(own).items() if path.endswith("bias_table")}
+    assert list(tables) == ["blocks/00/attention/bias_table", "blocks/01/attention/bias_table"]
+    for table in tables.values():
+        np.testing.assert_array_equal(table, params_of(one)["bias_table"])
+    assert any("copied into each layer: bias_table" in line for line in said)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
+    np.testing.assert_allclose(own(images), one(images), rtol=1e-5, atol=1e-5)
+
+
 def test_tables_of_axial_attention_follow_the_lines():
     checkpoint = checkpoint_of("AxialResNet50", image_size=32, num_classes=5, resnet_blocks=(1,))
     _, sources, done = fit(checkpoint, dict(image_size=(64, 32)))

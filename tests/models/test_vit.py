@@ -227,6 +227,23 @@ def test_dropout_follows_its_key():
     assert not np.allclose(first, other)
 
 
+@pytest.mark.parametrize("values", [{}, {"scan": True}, {"rope": "dinov3", "rope_rescale": 2.0}])
+def test_tokens_after_some_layers_are_those_on_the_way_to_the_last(values):
+    model = random_model(depth=4, stochastic_depth=0.5, dropout=0.1, **values)
+    x = model.assemble(model.patches(np.zeros((5, 8, 12, 3), np.uint8)))
+
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def encode(x, training, after):
+        return model.encode(x, nnx.Rngs(dropout=1) if training else None, after=after)
+
+    for training in (False, True):
+        np.testing.assert_allclose(encode(x, training, 3)[0], encode(x, training, None), rtol=1e-5)
+    with model.capturing(["tokens"]) as found:
+        _, early = model.encode(x, after=3)
+    assert len(found["tokens"]) == 5
+    np.testing.assert_array_equal(early, found["tokens"][3])
+
+
 def test_bfloat16_keeps_float32_parameters_and_logits():
     model = random_model(dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
@@ -282,6 +299,14 @@ def test_initial_values_can_be_those_of_masked_autoencoders():
     assert not np.any(block.mlp.fc1.bias[...]) and not np.any(block.mlp.fc2.bias[...])
 
 
+def test_initial_values_can_be_those_of_vqkd():
+    model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="vqkd")
+    block = model.blocks["05"]
+    for kernel, divided in ((block.attention.qkv, 1), (block.attention.out, 12), (block.mlp.fc2, 12)):
+        assert np.std(kernel.kernel[...]) == pytest.approx(0.02 / np.sqrt(divided), rel=0.01)
+    assert np.std(model.patch_embedding.kernel[...]) == pytest.approx(np.sqrt(1 / 768 / 3), rel=0.1)
+
+
 def test_initial_values_can_be_deits():
     model = vit_jax.create_model("ViT-S/16", num_classes=10, initialization="deit")
     block = model.blocks["05"]
@@ -296,10 +321,12 @@ def test_initial_values_can_be_deits():
 @pytest.mark.parametrize("layer", [0, 11])
 def test_initial_values_can_be_beits(layer):
     block = vit_jax.create_model("BEiT-B/16", num_classes=10, initialization="beit").blocks[f"{layer:02d}"]
+    truncated = 0.5396  # Of a normal distribution that is cut at its deviation.
     for kernel in (block.attention.qkv.kernel, block.mlp.fc1.kernel):
-        assert np.std(kernel[...]) == pytest.approx(0.02, rel=0.01)
+        assert np.std(kernel[...]) == pytest.approx(0.02 * truncated, rel=0.01)
+        assert np.abs(kernel[...]).max() <= 0.02
     for kernel in (block.attention.out.kernel, block.mlp.fc2.kernel):
-        assert np.std(kernel[...]) == pytest.approx(0.02 / np.sqrt(2 * (layer + 1)), rel=0.01)
+        assert np.std(kernel[...]) == pytest.approx(0.02 * truncated / np.sqrt(2 * (layer + 1)), rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "factor"), [("EVA02-S/14", 1.0), ("EVA02-B/14", np.sqrt(np.log(24)))])

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 import vit_jax
+from tests.training.objectives.test_beitv2 import write_tokeniser
 from vit_jax.config import base_config
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.runs.frozen_model import open_frozen
@@ -28,6 +29,7 @@ SWIN = dict(
 )
 DROPOUT = VIT | dict(dropout=0.1, stochastic_depth=0.2, pre_logits=True)
 CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_depth=0.2)
+CODES = dict(name="DVAE", blocks=(1, 1, 1), widths=(32, 32, 64))  # Of 4x4 pixels.
 MODELS = {
     "ViT": DROPOUT,
     "ViT scanned": DROPOUT | dict(scan=True),
@@ -54,6 +56,10 @@ MODELS = {
     "DINOv2": VIT | dict(layer_scale=1e-5, registers=2, pooling="cls"),
     "distillation": VIT | dict(distillation="heads"),
     "EVA": VIT | dict(pooling="gap"),
+    "BEiT": VIT | dict(position="bias", position_at="shared"),
+    "DVAE": CODES,
+    "VQ-KD": VIT | dict(pooling="gap"),
+    "BEiT v2": VIT | dict(position="bias", position_at="shared", stochastic_depth=0.2),
 }
 OBJECTIVES = {
     "masked patches": dict(name="masked_patch"),
@@ -67,6 +73,13 @@ OBJECTIVES = {
     ),
     "distillation": dict(name="distillation"),
     "EVA": dict(name="eva", teacher_features="head"),
+    "BEiT": dict(name="beit"),
+    "DVAE": dict(name="dvae", codes=64),
+    "VQ-KD": dict(
+        **dict(name="vqkd", codes=32, code_dim=8, revive_below=0.1),
+        **dict(decoder_dim=64, decoder_depth=1, decoder_heads=8),
+    ),
+    "BEiT v2": dict(name="beitv2", aggregate_from=1),
 }
 BATCH, STEPS, CLASSES = 16, 3, 5
 
@@ -90,10 +103,14 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
     mesh = make_mesh(config.mesh, jax.devices()[: int(np.prod(mesh_shape))])
     with tempfile.TemporaryDirectory() as folder:
         frozen = None
-        if model in ("distillation", "EVA"):
-            config.objective.teacher = make_teacher(config.data.image_size, Path(folder) / "teacher")
+        if model in ("distillation", "EVA", "BEiT", "VQ-KD"):
+            values = (CODES | dict(num_classes=64)) if model == "BEiT" else VIT
+            config.objective.teacher = make_teacher(values, config.data.image_size, Path(folder) / "teacher")
             frozen = open_frozen(config)
-        classes = CLASSES if labels else 0
+        if model == "BEiT v2":
+            config.objective.teacher = write_tokeniser(Path(folder) / "tokeniser")
+            frozen = open_frozen(config)
+        classes = CLASSES if labels else objective_of(config).outputs(config)
         shapes = frozen and frozen.model
         program = make_program(config, num_classes=classes, steps=10, mesh=mesh, frozen=shapes)
         state = program.initial_state(0, frozen=frozen and frozen.read())
@@ -115,12 +132,12 @@ def train(model: str, mesh_shape: tuple[int, int, int], batch_size: int = BATCH,
     return {"losses": losses, "share": here / sum(leaf.nbytes for leaf in kept), "asked": asked}
 
 
-def make_teacher(image_size: int, folder: Path) -> str:
+def make_teacher(values: dict, image_size: int, folder: Path) -> str:
     """A folder with a model that is sure of what it says."""
-    values = {name: value for name, value in VIT.items() if name != "name"}
-    model = vit_jax.create_model("ViT-Ti/4", num_classes=CLASSES, image_size=image_size, **values)
+    name, values = values["name"], {key: value for key, value in values.items() if key != "name"}
+    model = vit_jax.create_model(name, image_size=image_size, **dict(num_classes=CLASSES) | values)
     model.head.kernel[...] += np.random.default_rng(1).normal(size=model.head.kernel.shape)
-    vit_jax.save_model(model, folder, library="timm")
+    vit_jax.save_model(model, folder, library="timm" if name == VIT["name"] else "openai")
     return str(folder)
 
 

@@ -9,8 +9,10 @@ import vit_jax
 from tests.system.conftest import parameters
 from tests.system.test_interface import small
 from tests.system.test_resume import figures
+from tests.training.objectives.test_beitv2 import write_tokeniser
 from tests.training.objectives.test_frozen_teacher import write_teacher
 from vit_jax.command import read_config
+from vit_jax.runs.workdir import open_any
 
 
 def make_teacher(folder, seed: int):
@@ -98,6 +100,40 @@ def test_student_of_a_frozen_teacher_with_heads_goes_on_to_the_bit_and_is_loaded
     vit_jax.train(config, tmp_path / "killed")
     assert_same(tmp_path / "killed", tmp_path / "whole")
     assert vit_jax.load_model(tmp_path / "whole", say=str).dim == 16
+
+
+@pytest.mark.slow
+def test_a_tokeniser_with_its_codebook_goes_on_to_the_bit(tmp_path):
+    make_teacher(tmp_path / "teacher", 0)
+    values = {"name": "vqkd", "teacher": str(tmp_path / "teacher"), "codes": 40, "code_dim": 4}
+    values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "revive_below": 0.5}
+    config = small(steps=4, evaluate_every=4, **{f"objective.{key}": x for key, x in values.items()})
+    vit_jax.train(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        vit_jax.train(config, tmp_path / "killed", on_log=kill)
+    vit_jax.train(config, tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+    codebooks = [
+        open_any(tmp_path / name).objective.memory["codebook"].read() for name in ("killed", "whole")
+    ]
+    np.testing.assert_array_equal(*codebooks)
+
+
+@pytest.mark.slow
+def test_a_student_of_a_tokeniser_with_patch_aggregation_goes_on_to_the_bit(tmp_path):
+    values = {"name": "beitv2", "teacher": write_tokeniser(tmp_path / "tokeniser"), "aggregate_from": 1}
+    model = {"position": "bias", "position_at": "shared", "stochastic_depth": 0.2, "depth": 2}
+    config = small(
+        steps=4,
+        evaluate_every=4,
+        **{f"objective.{key}": x for key, x in values.items()},
+        **{f"model.{key}": x for key, x in model.items()},
+    )
+    vit_jax.train(config, tmp_path / "whole")
+    with pytest.raises(Killed):
+        vit_jax.train(config, tmp_path / "killed", on_log=kill)
+    vit_jax.train(config, tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
 @pytest.mark.slow

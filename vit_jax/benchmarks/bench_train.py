@@ -166,7 +166,8 @@ def fast_dtype() -> str:
 
 def make_ours(name: str, config: ConfigDict) -> tuple[Runner, jax.stages.Compiled]:
     """The config's training step, and its program."""
-    classes = other_projects.CLASSES if objective_of(config).labels else 0
+    objective = objective_of(config)
+    classes = other_projects.CLASSES if objective.labels else objective.outputs(config)
     program = make_program(config, num_classes=classes, steps=10**6, mesh=make_mesh(config.mesh))
     state, metrics = program.initial_state(config.seed), program.initial_metrics()
     images, labels = random_batch(config.batch_size, config.data.image_size, program.mesh)

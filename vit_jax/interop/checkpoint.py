@@ -21,7 +21,7 @@ from flax import nnx
 
 from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError, nearest
-from vit_jax.interop import google, open_clip, timm, transformers
+from vit_jax.interop import google, open_clip, openai, timm, transformers
 from vit_jax.interop.beside import ObjectiveParams, Shapes, open_beside, write_beside
 from vit_jax.interop.layout import Entry, entries
 from vit_jax.interop.library import TRAINING_ONLY, ObjectiveFormat, Tensors
@@ -45,11 +45,13 @@ PREPROCESSOR = "preprocessor_config.json"
 
 # In the order in which they are asked whether a file is theirs.
 LIBRARIES = {"google": google.LIBRARY, "transformers": transformers.LIBRARY, "open_clip": open_clip.LIBRARY}
-LIBRARIES["timm"] = timm.LIBRARY  # It is asked last.
+LIBRARIES |= {"openai": openai.LIBRARY, "timm": timm.LIBRARY}  # timm's is asked last.
 WRITTEN = [name for name, library in LIBRARIES.items() if library.written]
 
 # What names, shapes and values of an unexpected kind lead to.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+_SHARED_BIASES = "bias_table"  # Path of the table that all layers of a ViT share.
 
 # Those that a user may change so that a format can say them.
 _FLAGS = {"gelu", "norm_epsilon", "resnet_epsilons", "image_size"}
@@ -287,10 +289,12 @@ class Fit(NamedTuple):
     resized: list[str]
     fresh: list[str]
     dropped: list[str]
+    copied: list[str]
 
     def describe(self) -> list[str]:
-        """Says in lines what was resized, made anew and dropped."""
+        """Says in lines what was resized, made anew, dropped, and copied into each layer."""
         parts = (("resized", self.resized), ("new", self.fresh), ("dropped", self.dropped))
+        parts += (("copied into each layer", self.copied),)
         return [f"{word}: {', '.join(paths)}" for word, paths in parts if paths]
 
 
@@ -300,8 +304,9 @@ def fit(
     """Says how the parameters of a model with some arguments changed come from a checkpoint.
 
     A head of another number of classes starts at zero, or as `head_deviation` says where that is asked for,
-    without the pre-logits layer unless `pre_logits` is; positions are resized; what the model has no place
-    for is dropped.
+    without the pre-logits layer unless `pre_logits` is; positions are resized; one table of biases by offset
+    that all layers share becomes each layer's own where the model has such, as BEiT is fine-tuned; what the
+    model has no place for is dropped.
 
     Args:
       changes: arguments of the model, over the checkpoint's.
@@ -328,10 +333,11 @@ def fit(
     before, after = (sketch(checkpoint.model, v) for v in (known, values))
     old, new = (getattr(model, "grid", None) for model in (before, after))
     _, shapes = skeleton(checkpoint.model, values)
-    sources, done = {}, Fit([], [], [])
+    sources, done = {}, Fit([], [], [], [])
 
     for path, shape in shapes.items():
-        found, read = checkpoint.shapes.get(path), functools.partial(read_finite, checkpoint)
+        origin = _origin(path, checkpoint)
+        found, read = checkpoint.shapes.get(origin), functools.partial(read_finite, checkpoint)
         if path == "position_embedding/table" and _has_fixed_positions(known):
             table = np.asarray(before.position_embedding())  # A model with a table may start from them.
             found, read = table.shape, {path: table}.get
@@ -341,7 +347,7 @@ def fit(
             start = f"normal of deviation {deviation:g}" if deviation else "zero"
             done.fresh.append(f"{path} {list(found) if found else 'none'} -> {list(shape)}, {start}")
         elif found == shape and (old == new or not (_is_table(path) or _is_by_offset(path, known))):
-            sources[path] = functools.partial(read, path)
+            sources[path] = functools.partial(read, origin)
         elif found and _is_table(path):
             sources[path] = functools.partial(_resized, read, path, before, after)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
@@ -351,7 +357,7 @@ def fit(
             shrinks = any(after < before for before, after in zip(found[:2], shape[:2], strict=True))
             done.resized.append(line + (", an approximation, as patches shrink" if shrinks else ""))
         elif found and _is_by_offset(path, known) and old != new:
-            sources[path] = functools.partial(_other_offsets, read, path, before, after)
+            sources[path] = functools.partial(_other_offsets, read, origin, before, after)
             done.resized.append(f"{path} {'x'.join(map(str, old))} -> {'x'.join(map(str, new))}")
         elif found and path.endswith("/bias_table") and len(shape) == 3 and found[2:] == shape[2:]:
             sources[path] = functools.partial(_other_windows, read, path, shape)
@@ -368,7 +374,9 @@ def fit(
             )
         else:
             raise UserError(f"{checkpoint.place} has no {path} {list(shape)}, which the model asked for has")
-    done.dropped.extend(path for path in checkpoint.shapes if path not in shapes)
+    used = {_origin(path, checkpoint) for path in shapes}
+    done.dropped.extend(path for path in checkpoint.shapes if path not in used)
+    done.copied.extend(sorted((used - shapes.keys()) & checkpoint.shapes.keys()))
     return values, sources, done
 
 
@@ -398,6 +406,12 @@ def _finite(values: np.ndarray, what: str) -> np.ndarray:
     if not np.isfinite(product) and not library.isfinite(flat).all():
         raise UserError(f"{what} holds values that are not finite (NaN or infinity)")
     return values
+
+
+def _origin(path: str, checkpoint: Checkpoint) -> str:
+    """The path in a checkpoint of what becomes this parameter: a layer's biases may be those of all."""
+    shared = _SHARED_BIASES in checkpoint.shapes and path.endswith(f"/attention/{_SHARED_BIASES}")
+    return _SHARED_BIASES if shared else path
 
 
 def _is_table(path: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import timm
+from vit_jax.interop import openai, timm
 from vit_jax.interop.beside import write_beside
 from vit_jax.interop.projection_heads import OWNS, read_heads
 from vit_jax.interop.timm.authors import PIXELS, as_timm
@@ -81,6 +81,16 @@ def is_torch_file(source: str) -> bool:
     return source.rpartition("@")[0].endswith(SUFFIXES) or source.endswith(SUFFIXES)
 
 
+def refuse_module(source: str) -> None:
+    """Raises UserError for a path of a whole pickled module, with the way to its tensors."""
+    if source.endswith(".pkl"):
+        raise UserError(
+            f"{source} is a pickle, which can run any code and is never read: where you trust it, and with "
+            f"its authors' package installed, torch.save(torch.load({source!r}, weights_only=False)"
+            ".state_dict(), 'FILE.pth') writes its tensors, and FILE.pth is read here"
+        )
+
+
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
     """Writes the tensors of one of PyTorch's files into a folder as timm has them, DINO's heads beside them.
 
@@ -111,6 +121,8 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
         words = f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
         raise UserError(f"{path}: {words}")
     named = [(_short(name), array) for name, array in load_file(read).items()]
+    if openai.LIBRARY.claims(read, {}, dict(named)):
+        return _of_openai(dict(named), read, pixels)
     form = next((form for form in timm.LIBRARY.formats if form.claims({}, dict(named))), None)
     convnext = any(short.startswith("downsample_layers.") for short, _ in named)
     left = _LEFT_OUT_OF_CONVNEXT if convnext else _LEFT_OUT
@@ -152,6 +164,21 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
     crop = "all of the image's square" if seen["crop_pct"] == 1 else "a crop of 7/8"
     crop = "all of the image, squeezed" if "crop_mode" in seen else crop
     return folder, [*notes, f"assumed: pixels by the mean and deviation `{mean}`, {crop}, bicubic"]
+
+
+def _of_openai(tensors: dict[str, np.ndarray], read: Path, pixels: str | None) -> tuple[Path, list[str]]:
+    """Leaves the tensors of DALL-E's encoder in their folder by its names, as `unpack` returns.
+
+    Raises:
+      UserError: its pixels are said to be others than the published ones.
+    """
+    from safetensors.numpy import save_file
+
+    if pixels is not None:
+        raise UserError(f"--pixels={pixels} is not for DALL-E's encoder, which maps pixels in its own way")
+    read.unlink()
+    save_file(tensors, read.parent / "model.safetensors")
+    return read.parent, ["assumed: pixels in [0, 1] as 0.8 times them and 0.1, as OpenAI's code maps them"]
 
 
 def _short(name: str) -> str:

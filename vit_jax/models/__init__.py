@@ -30,6 +30,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         "resnet",
         "convnext",
         "swin",
+        "dall_e",
     )
 )
 MODELS = tuple(name for family in FAMILIES for name in family.names)

@@ -40,7 +40,7 @@ ARGUMENTS = {
 }
 
 OPTIONS = {
-    "model.widths": Option(None, ARGUMENTS["widths"], "Channels in each stage of a ConvNeXt."),
+    "model.widths": Option(None, ARGUMENTS["widths"], "Channels in each stage of a ConvNeXt or DVAE."),
     "model.grn": Option(None, ARGUMENTS["grn"], "ConvNeXt V2's normalisation of hidden values."),
     "model.stem": Option(None, ARGUMENTS["stem"], "A ConvNeXt's first layers."),
     "model.centred_norm": Option(

@@ -1,7 +1,7 @@
-"""The methods and properties that every model has, and those that a model of tokens has besides.
+"""The methods and properties that every model has, and those that models of tokens or of codes have besides.
 
 Nothing outside `models/` and `interop/` asks which class a model is of: it calls these methods, or asks
-whether the model is a `TokenModel`.
+whether the model is a `TokenModel` or a `CodeModel`.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.models.initializers import Scheme
 from vit_jax.models.layers import capturing
 from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
 from vit_jax.options import Rule
@@ -299,13 +300,71 @@ class TokenModel(ImageModel):
         """
         raise NotImplementedError
 
-    def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None, read: int | None = None) -> jax.Array:
+    def encode(
+        self,
+        x: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        read: int | None = None,
+        after: int | None = None,
+    ) -> Any:
         """Applies all layers, `[batch, tokens, dim]` to the same shape, not yet normalised.
 
         Args:
           read: return so many tokens only, the first; the last layer computes no others.
+          after: return a pair: these, and all tokens as they are after so many layers, fewer than all.
         """
         raise NotImplementedError
+
+    def layer_positions(self, rngs: nnx.Rngs | None = None) -> dict[str, Any]:
+        """Makes the arguments of a layer's call that say its tokens' positions, beside what these carry.
+
+        Args:
+          rngs: in training, by which coordinates are rescaled where they are.
+        """
+        raise NotImplementedError
+
+    def more_layers(
+        self, count: int, first: int, scheme: Scheme | None = None, *, rngs: nnx.Rngs
+    ) -> nnx.Dict:
+        """Makes layers like its own, which read its tokens and do not belong to it.
+
+        Args:
+          count: how many.
+          first: the number, from 0, of the first among its layers, by which it is drawn, and skipped.
+          scheme: how they start; None: as its own.
+        """
+        raise NotImplementedError
+
+
+class CodeModel(ImageModel):
+    """A model that says one code of a vocabulary for each place of an image: a tokeniser.
+
+    Its linear `head` has an output for each code.
+
+    Attributes:
+      code_stride: side of the square of pixels that a code stands for.
+    """
+
+    code_stride: int
+
+    @property
+    def code_grid(self) -> tuple[int, int]:
+        """Rows and columns of codes of an image of its size."""
+        height, width = self.image_size
+        return height // self.code_stride, width // self.code_stride
+
+    def code_scores(self, images: jax.Array) -> jax.Array:
+        """Scores the codes at each place, the logits, float32 `[batch, rows, columns, codes]`.
+
+        Raises:
+          UserError: images of another shape or type.
+        """
+        raise NotImplementedError
+
+    def codes(self, images: jax.Array) -> jax.Array:
+        """Turns images into the likeliest code of each place in raster order, int32 `[batch, places]`."""
+        scores = self.code_scores(images)
+        return scores.argmax(-1).astype(jnp.int32).reshape(len(scores), -1)
 
 
 def card_of(model: ImageModel) -> str:

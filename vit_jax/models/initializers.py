@@ -76,15 +76,39 @@ def lecun() -> Initializer:
     return _initializer(draw)
 
 
+def cut_normal(deviation: float) -> Initializer:
+    """An initialiser that draws from a normal distribution around 0, cut at its own deviation.
+
+    What is drawn deviates by 0.54 of it (timm's `trunc_normal_` with a=-std and b=std).
+    """
+
+    def draw(generator, out):
+        flat = out.reshape(-1)
+        generator.standard_normal(out=flat, dtype=np.float32)
+        beyond = np.flatnonzero(np.abs(flat) > 1)
+        while beyond.size:
+            flat[beyond] = generator.standard_normal(beyond.size, dtype=np.float32)
+            beyond = beyond[np.abs(flat[beyond]) > 1]
+        flat *= deviation
+
+    return _initializer(draw)
+
+
 def uniform(limit: float) -> Initializer:
     """Uniform values from -limit to limit."""
 
     return _initializer(lambda generator, out: _fill_evenly(generator, out, limit))
 
 
-def torch_convolution() -> Initializer:
-    """Uniform values of variance 1 / (3 inputs), as PyTorch starts convolutions."""
-    return _initializer(lambda generator, out: _fill_evenly(generator, out, _fans(out.shape)[0] ** -0.5))
+def torch_convolution(share: float = 1.0) -> Initializer:
+    """Uniform values of variance 1 / (3 inputs), as PyTorch starts convolutions and dense layers.
+
+    Args:
+      share: of that deviation.
+    """
+    return _initializer(
+        lambda generator, out: _fill_evenly(generator, out, share * _fans(out.shape)[0] ** -0.5)
+    )
 
 
 def _fill_evenly(generator: np.random.Generator, out: np.ndarray, limit: float) -> None:
@@ -149,7 +173,30 @@ class Scheme(NamedTuple):
 
 def _beits_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
     """BEiT's last layers of branches, divided by sqrt(2 (layer + 1))."""
+    return {"out": cut_normal(0.02 / math.sqrt(2 * (layer + 1)))}
+
+
+def _vqkds_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
+    """The last layers of branches of BEiT's code for fine-tuning, divided in the same way."""
     return {"out": normal(0.02 / math.sqrt(2 * (layer + 1)))}
+
+
+def _plain_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
+    """PyTorch's dense layers as the last ones of branches, divided in the same way."""
+    return {"out": torch_convolution(1 / math.sqrt(2 * (layer + 1)))}
+
+
+def aggregation(dim: int) -> "Scheme":
+    """The values of the layers, of this width, of BEiT v2's patch aggregation, which are PyTorch's own.
+
+    Biases are zeros all the same.
+    """
+    return SCHEMES["beit"]._replace(
+        qkv=uniform(dim**-0.5),
+        dense=torch_convolution(),
+        gated=uniform(dim**-0.5),
+        own=_plain_own,
+    )
 
 
 def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
@@ -179,12 +226,21 @@ SCHEMES = {
     ),
     # BEiT's and EVA's in PyTorch.
     "beit": Scheme(
-        normal(0.02),
+        cut_normal(0.02),
         lambda inputs: jax.nn.initializers.zeros,
+        cut_normal(0.02),
+        jax.nn.initializers.zeros,
+        *[cut_normal(0.02)] * 3,
+        own=_beits_own,
+    ),
+    # Of BEiT v2's tokeniser in PyTorch, encoder and decoder: DeiT's, and BEiT's division of last layers.
+    "vqkd": Scheme(
+        torch_convolution(),
+        lambda inputs: uniform(inputs**-0.5),
         normal(0.02),
         jax.nn.initializers.zeros,
         *[normal(0.02)] * 3,
-        own=_beits_own,
+        own=_vqkds_own,
     ),
     # EVA-02's in PyTorch: Xavier's normal values, q, k and v at once; patches as MAE has them.
     "eva02": Scheme(

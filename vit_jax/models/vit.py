@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ ARGUMENTS = {
     "attention_dropout": number(least=0, below=1),
     "uniform_depth": flag(),
     "depth_by": one_of("image", "subset"),
-    "initialization": one_of("flax", "mae", "deit", "beit", "eva02"),
+    "initialization": one_of("flax", "mae", "deit", "beit", "vqkd", "eva02"),
     "scan": flag(),
 }
 
@@ -143,7 +144,7 @@ OPTIONS = {
     "model.initialization": Option(
         None,
         ARGUMENTS["initialization"],
-        "How kernels and biases start: as the paper's, or as in the code of MAE, DeiT, BEiT or EVA-02.",
+        "How kernels and biases start: as the paper's, or as in the code of MAE, DeiT, BEiT, VQ-KD, EVA-02.",
     ),
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
 }
@@ -217,7 +218,8 @@ class ViT(TokenModel):
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training).
       head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
       initialization: how kernels and biases start: `flax`, as the paper's, or as in PyTorch those of masked
-        autoencoders, `mae`, of DeiT, `deit`, of BEiT and EVA, `beit`, or of EVA-02, `eva02`.
+        autoencoders, `mae`, of DeiT, `deit`, of BEiT and EVA, `beit`, of VQ-KD, `vqkd`, or of EVA-02,
+        `eva02`.
       norm_epsilon: of the norms.
       remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
         products with parameters; `full`, all but each layer's input (Chen et al., 2016).
@@ -320,6 +322,7 @@ class ViT(TokenModel):
         shared = biases > 0 and position_at == "shared"
         self.bias_table = nnx.Param(jnp.zeros((biases, heads))) if shared else None
         stack = _stack(given, offsets, 0 if shared else biases)
+        self.stack = stack
         # In this order, as parameters are drawn one after the other.
         self._make_stem(given, stack, rngs)
         self._make_layers(given, stack, rngs)
@@ -543,18 +546,13 @@ class ViT(TokenModel):
         x = drop(x, self.dropout, rngs)
         return x if self.stem_norm is None else self.stem_norm(x)
 
-    def layer_rate(self, layer: int) -> float:
-        """Stochastic depth of a layer."""
+    def layer_rate(self, layer: int, depth: int | None = None) -> float:
+        """Stochastic depth of a layer, of so many in all; None: of its own."""
         if self.uniform_depth:
             return self.stochastic_depth
-        return rising(self.stochastic_depth, layer, self.depth)
+        return rising(self.stochastic_depth, layer, depth or self.depth)
 
-    def encode(self, x: jax.Array, rngs: nnx.Rngs | None = None, read: int | None = None) -> jax.Array:
-        """All layers, `[batch, tokens, dim]` to the same shape.
-
-        Args:
-          read: return so many tokens only, the first; the last layer computes no others.
-        """
+    def layer_positions(self, rngs: nnx.Rngs | None = None) -> dict[str, Any]:
         positions = {}
         if self.position == "relative":
             positions["offsets"] = self.layout.offsets()
@@ -566,6 +564,22 @@ class ViT(TokenModel):
             positions["places"] = places_of(self.grid, self.prefix, self.registers)
         elif self.rope != "none":
             positions["rotation"] = self._rotation(rngs)
+        return positions
+
+    def encode(
+        self,
+        x: jax.Array,
+        rngs: nnx.Rngs | None = None,
+        read: int | None = None,
+        after: int | None = None,
+    ) -> Any:
+        """All layers, `[batch, tokens, dim]` to the same shape.
+
+        Args:
+          read: return so many tokens only, the first; the last layer computes no others.
+          after: return a pair: these, and all tokens as they are after so many layers, fewer than all.
+        """
+        positions = self.layer_positions(rngs)
         key = None if rngs is None else rngs.dropout()
 
         def inputs(number, layer):
@@ -589,8 +603,35 @@ class ViT(TokenModel):
         own = [inputs(number, layer) for number, layer in enumerate(self.blocks)]
         blocks = list(self.blocks.values())
         x, last = named("tokens", x), len(blocks) if read is None else len(blocks) - 1
-        x = run_layers(call, blocks[:last], x, own[:last], remat=self.remat, scan=self.scan)
-        return run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=self.remat)
+        early = after or 0
+        x = run_layers(call, blocks[:early], x, own[:early], remat=self.remat, scan=self.scan)
+        kept = x
+        x = run_layers(call, blocks[early:last], x, own[early:last], remat=self.remat, scan=self.scan)
+        x = run_layers(partial(call, read=read), blocks[last:], x, own[last:], remat=self.remat)
+        return x if after is None else (x, kept)
+
+    def more_layers(
+        self, count: int, first: int, scheme: initializers.Scheme | None = None, *, rngs: nnx.Rngs
+    ) -> nnx.Dict:
+        """Layers like its own, which read its tokens and do not belong to it.
+
+        Args:
+          count: how many.
+          first: the number, from 0, of the first among its layers, by which it is drawn, and skipped.
+          scheme: how they start; None: as its own.
+
+        Raises:
+          UserError: its layers are no plain ones.
+        """
+        if self.attention == "axial":
+            raise UserError("model.attention='axial' has no layers for what is beside the grid of patches")
+        depth = max(self.depth, first + count)
+        blocks = {}
+        for layer in range(first, first + count):
+            values = (scheme or self.stack.scheme).of_layer(layer, depth, self.stack.sub_norm != "none")
+            own = dataclasses.replace(self.stack, scheme=values)
+            blocks[f"{layer:02d}"] = EncoderBlock(own, self.layer_rate(layer, depth), rngs=rngs)
+        return nnx.Dict(blocks)
 
     def _rotation(self, rngs: nnx.Rngs | None) -> Rotation:
         """Cosines and sines of all tokens, `[tokens, 1, head_dim]`; in training, of rescaled coordinates."""

@@ -70,7 +70,8 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
         raise UserError(
             f"how many training images {name or config.data.source!r} has is not known; give --images=N"
         )
-    classes = (config.data.num_classes or classes) if objective_of(config).labels else 0
+    objective = objective_of(config)
+    classes = (config.data.num_classes or classes) if objective.labels else objective.outputs(config)
     if classes is None:
         raise UserError(f"how many classes {shown!r} has is not known; give --config.data.num_classes=N")
     if images is None:

@@ -55,7 +55,7 @@ class Parts(NamedTuple):
     Attributes:
       config: the run's, in which what a checkpoint says of images stands in the place of None.
       suites: evaluations besides that of the splits, their data opened.
-      num_classes: width of the head; 0 for an objective without labels.
+      num_classes: width of the head; 0: there is none.
       steps: length of the run.
       origin: the model, and where its first parameters and the objective's come from.
       frozen: the model that the objective learns from; None: there is none.
@@ -137,9 +137,9 @@ def _program(
 
 
 def class_count(config: ConfigDict, source: Source) -> int:
-    """Width of the head: the config's, or the data set's own; 0 for an objective without labels."""
+    """Width of the head: the config's, or the data set's own; as an objective without labels says."""
     if not objective_of(config).labels:
-        return 0
+        return objective_of(config).outputs(config)
     found = len(source.class_names)
     if config.data.num_classes is not None and config.data.num_classes < found:
         raise UserError(

@@ -31,6 +31,7 @@ from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from vit_jax.errors import UserError
+from vit_jax.interop.beside import Shapes
 from vit_jax.options import Option, unless, whole
 from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.bucket import is_url, move, read_through
@@ -244,13 +245,8 @@ class Checkpoints:
         abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), like
         )
-        # By itself: a process that cannot read must not leave the others waiting in Orbax.
-        alone = ocp.Context()
-        alone.multiprocessing.active_processes = {jax.process_index()}
-        alone.multiprocessing.primary_host = jax.process_index()
-        alone.multiprocessing.barrier_sync_key_prefix = "alone"
         try:
-            with alone:
+            with _alone():
                 metadata = ocp.checkpointables_metadata(path)
                 if not metadata.custom_metadata:
                     raise ValueError("its metadata cannot be read")
@@ -379,6 +375,36 @@ def load_items(folder: Path | epath.Path, like: dict, which: str = "") -> dict:
                 raise UserError(f"no checkpoint {which!r} in {folder}; there are: {there}")
         break
     raise UserError(f"no checkpoint in {folder}")
+
+
+def item_shapes(folder: Path | epath.Path, step: int) -> dict[str, Shapes]:
+    """The shapes of all arrays of one checkpoint in `folder`, of each item by path, of which nothing is read.
+
+    The path within an item that is one array is empty.
+
+    Raises:
+      UserError: the checkpoint is damaged.
+    """
+    path = (folder if is_url(folder) else folder.absolute()) / str(step)
+    try:
+        with _alone():
+            items = ocp.checkpointables_metadata(path).metadata
+    except Exception as error:  # Orbax, TensorStore and the file system have many.
+        raise _verdict(path, error) from error
+    return {
+        name: {path_name(path): tuple(x.shape) for path, x in jax.tree.leaves_with_path(item)}
+        for name, item in items.items()
+    }
+
+
+def _alone() -> ocp.Context:
+    """The context in which a process reads by itself: one that cannot must not leave the others waiting in
+    Orbax."""
+    alone = ocp.Context()
+    alone.multiprocessing.active_processes = {jax.process_index()}
+    alone.multiprocessing.primary_host = jax.process_index()
+    alone.multiprocessing.barrier_sync_key_prefix = "alone"
+    return alone
 
 
 def _verdict(path: Path | epath.Path, error: Exception) -> UserError:

@@ -12,6 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.interop.beside import check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, fit, sketch
 from vit_jax.models import abstract
 from vit_jax.parallel.sharding import path_name
@@ -94,7 +95,7 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
 def _with_heads(
     wanted: Frozen, checkpoint: Checkpoint, arguments: dict, model: nnx.Module, sources: dict[str, Callable]
 ) -> tuple[WithHeads, dict[str, Callable]]:
-    """A frozen model with what the checkpoint's objective has beside it, and the reading of both.
+    """A frozen model with what the checkpoint's objective has beside it or remembers, and how to read both.
 
     Raises:
       UserError: the checkpoint has no such objective's.
@@ -102,15 +103,17 @@ def _with_heads(
     start, found = f"config.objective.teacher={wanted.source!r}", checkpoint.objective
     if found is None or found.name != wanted.objective:
         raise UserError(
-            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or what "
-            "vit_jax.convert writes of a training checkpoint of the authors'"
+            f"{start} has no heads of {wanted.objective}: take a workdir of such a run, or a folder that "
+            "vit_jax.convert wrote with them"
         )
     try:
-        heads = abstract(
-            partial(wanted.beside, found.values, objective_shapes(found, checkpoint.model, arguments))
-        )
+        remembered = {name: tensor.shape for name, tensor in found.memory.items()}
+        there = objective_shapes(found, checkpoint.model, arguments) | remembered
+        heads = abstract(partial(wanted.beside, found.values, there))
         shapes = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(_params(heads))}
-        own = found.sources(shapes)
+        check_shapes(wanted.source, found.name, there, shapes)
+        own = found.sources({path: shape for path, shape in shapes.items() if path not in remembered})
+        own |= {name: found.memory[name].read for name in remembered if name in shapes}
     except UserError as error:
         raise UserError(f"{start}: {error}") from error
     sources = {f"model/{path}": read for path, read in sources.items()}

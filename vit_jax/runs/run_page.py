@@ -33,6 +33,7 @@ from vit_jax.runs.workdir import (
     SavedRun,
     saved_run,
 )
+from vit_jax.training.objectives import OBJECTIVES
 from vit_jax.training.objectives.objective import in_format
 
 REFRESH_SECONDS = 10  # Of a page that is served while its run trains.
@@ -92,6 +93,12 @@ class RunFiles(NamedTuple):
     def formats(self) -> dict[str, str]:
         """Formats of the objective's metrics; of earlier versions' runs the accuracy's alone."""
         return self.saved.manifest.get("metrics", {"accuracy": "share"})
+
+    @property
+    def labelled(self) -> bool:
+        """It was of labels; an objective without them may have a model with a head too."""
+        kind = OBJECTIVES.get(self.saved.config.objective.name)
+        return bool(self.saved.manifest["num_classes"]) and (kind is None or kind.labels)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -232,14 +239,11 @@ def _curves_of_suites(rows: Sequence[dict]) -> list[tuple[str, dict[str, str], i
 
 def _answers(run: RunFiles) -> list[Section]:
     """The sections that are made of single answers, or why there are none."""
-    manifest = run.saved.manifest
     if run.predictions is not None:
         return answer_sections(run.predictions, run.class_names)
     if not run.figures:
         return []
-    why = (
-        "the run kept none, as of earlier versions" if manifest["num_classes"] else "it trains without labels"
-    )
+    why = "the run kept none, as of earlier versions" if run.labelled else "it trains without labels"
     return [Section("", note(f"No mistakes, confusion and calibration, for want of answers: {why}."), "")]
 
 
@@ -282,7 +286,7 @@ def numbers_of(run: RunFiles) -> dict[str, str]:
         lines["computed"] = f"{flops * images:.3g} FLOPs in training, {flops:.3g} for each image"
     words = {"train": "to train", "dev": "to choose by", "test": "to test"}
     lines["data"] = ", ".join(f"{sizes[split]:,} {words[split]}" for split in words if split in sizes)
-    if manifest["num_classes"]:
+    if run.labelled:
         lines["data"] += f"; {manifest['num_classes']:,} classes"
     return lines
 

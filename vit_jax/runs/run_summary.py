@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.pipeline import decoders
 from vit_jax.runs.assemble import Parts
 from vit_jax.training.lora import objective_weights
+from vit_jax.training.objectives import objective_of
 
 
 def describe(parts: Parts, manifest: dict) -> str:
@@ -32,7 +33,7 @@ def describe(parts: Parts, manifest: dict) -> str:
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
             + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
             + f"{images['test']:,} to test"
-            + (classes if manifest["num_classes"] else ""),
+            + (classes if objective_of(config).labels else ""),
             f"decodes  {_decoders(config, images['train'])}",
             f"trains   {objective}",
             *(f"frozen   {line}" for line in (parts.frozen.found if parts.frozen else ())),

@@ -44,22 +44,20 @@ from vit_jax.interop.checkpoint import (
     complete,
     open_checkpoint,
     skeleton,
-    sketch,
 )
 from vit_jax.interop.hub import download
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.models import FAMILIES
 from vit_jax.parallel.peers import Peers
-from vit_jax.parallel.sharding import path_name
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import all_weights
 from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, is_url, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
-from vit_jax.runs.checkpoints import load_items
+from vit_jax.runs.checkpoints import item_shapes, load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.training.lora import effective, init_extra
-from vit_jax.training.objectives import abstract_objective, objective_of
+from vit_jax.training.objectives import objective_of
 from vit_jax.training.schedule import sees_length
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
@@ -343,7 +341,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         weights = {"params": params} | ({"extra": extra} if extra else {})
         items = load_items(checkpoints_of(workdir), weights, which)
         params = effective({"extra": {}} | items)
-    objective = None if known else _objective_params(workdir, config, items["step"], model, values)
+    objective = None if known else _objective_params(workdir, config, items["step"])
 
     def read(path):
         return _at(params, path)
@@ -376,9 +374,7 @@ def _at(params: dict, path: str) -> jax.Array:
     return functools.reduce(operator.getitem, path.split("/"), params)
 
 
-def _objective_params(
-    workdir: Path, config: ConfigDict, step: int, model: type, values: dict
-) -> ObjectiveParams | None:
+def _objective_params(workdir: Path, config: ConfigDict, step: int) -> ObjectiveParams | None:
     """The parameters of a run's objective at a step, read when they are wanted; None: it has none to go on
     from."""
     kind, objective = objective_of(config), config.objective
@@ -391,35 +387,36 @@ def _objective_params(
         or (value is not None and name != "name" and f"objective.{name}" not in configs.OPERATIONAL)
     }
 
+    folder = checkpoints_of(workdir)
+    saved = functools.cache(lambda: item_shapes(folder, step))
+
     def load(item, like):
-        return load_items(checkpoints_of(workdir), {item: like}, str(step))[item]
+        return load_items(folder, {item: like}, str(step))[item]
+
+    def own():
+        if kind.own_memory:
+            return saved().get(kind.own_memory, {})
+        start = "objective/"
+        extra = saved().get("extra", {}).items()
+        return {path.removeprefix(start): shape for path, shape in extra if path.startswith(start)}
 
     def sources(shapes):
-        own = load("extra", {"objective": _abstract(shapes)})["objective"]
-        return {path: functools.partial(_at, own, path) for path in shapes}
-
-    if not kind.own_memory:
-        return ObjectiveParams(objective.name, said, sources)
-
-    def remembered(shapes):
-        check_shapes(shown(workdir), objective.name, own, shapes)
-        params = load(kind.own_memory, _abstract(own))
+        check_shapes(shown(workdir), objective.name, own(), shapes)
+        if kind.own_memory:
+            params = load(kind.own_memory, _abstract(own()))
+        else:
+            params = load("extra", {"objective": _abstract(own())})["objective"]
         return {path: functools.partial(_at, params, path) for path in shapes}
 
     def load_array(name, shape):
         return np.asarray(load(name, _abstract({name: shape})[name]))
 
-    alone = config.copy_and_resolve_references()
-    alone.objective.teacher = None  # Whatever it learns from.
-    made = abstract_objective(alone, sketch(model, values))
-    own = {path_name(path): x.shape for path, x in jax.tree.leaves_with_path(made.own_weights())}
-    first = made.first_memory({})
+    carried = {name: saved()[name][""] for name in kind.carried if name in saved()}
     memory = {
-        name: Tensor(first[name].shape, "float32", functools.partial(load_array, name, first[name].shape))
-        for name in kind.carried
-        if name in first
+        name: Tensor(shape, "float32", functools.partial(load_array, name, shape))
+        for name, shape in carried.items()
     }
-    return ObjectiveParams(objective.name, said, remembered, lambda: own, memory)
+    return ObjectiveParams(objective.name, said, sources, own, memory)
 
 
 def _preprocessing(config: ConfigDict, manifest: dict) -> Preprocessing:

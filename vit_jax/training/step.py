@@ -327,7 +327,8 @@ def make_pictures(
         batch = _prepare(objective, judged.own, mesh, batch, key, batch["numbers"])
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
             model = nnx.merge(graphdef, judged.params)
-            drawn = nnx.merge(objective, judged.own).pictures(model, batch)
+            now = Now(None, judged.memory, judged.update)
+            drawn = nnx.merge(objective, judged.own).pictures(model, batch, now)
         return tuple(jnp.round(jnp.clip(x, 0, 255)).astype(jnp.uint8) for x in drawn)
 
     return jax.jit(pictures, in_shardings=(places, split_batch(mesh)), out_shardings=replicated(mesh))

@@ -16,8 +16,8 @@ from vit_jax.runs.assemble import pictures
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective, objective_of
-from vit_jax.training.objectives.eva import cosine
 from vit_jax.training.objectives.objective import EVALUATION
+from vit_jax.training.objectives.patch_teacher import cosine
 from vit_jax.training.program import make_program
 
 SIZE, PATCHES, MASKED = 16, 16, 7

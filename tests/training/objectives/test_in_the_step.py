@@ -18,18 +18,24 @@ from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 from vit_jax.training.program import Program, make_program
 
 OBJECTIVES = {"masked_patch": {"target": "pixels"}, "mae": {}, "fcmae": {}}
-MODELS = {"fcmae": dict(name="ConvNeXtV2-T", blocks=(1, 1), widths=(8, 16))}
+# Of which the parts of a batch are drawn for one by one.
+OTHERS = {"dvae": {"codes": 16}}
+MODELS = {
+    "fcmae": dict(name="ConvNeXtV2-T", blocks=(1, 1), widths=(8, 16)),
+    "dvae": dict(name="DVAE", blocks=(1, 1), widths=(8, 16)),
+}
 
 
 def program_of(name: str, classes: int = 0, **values) -> tuple[Program, ConfigDict]:
     """Of plain gradient descent, which shows the gradient itself."""
-    config = config_of(name, **OBJECTIVES.get(name, {}))
+    config = config_of(name, **(OBJECTIVES | OTHERS).get(name, {}))
     config.model.update(MODELS.get(name, dict(name="ViT-Ti/4", **SMALL)))
     plain = {"name": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
     plain |= {"learning_rate": 0.1, "schedule": "constant", "warmup_steps": 0}
     config.optimizer.update(plain)
     config.batch_size, config.data.image_size, config.data.test_resize = 16, 16, 16
     config.update_from_flattened_dict(values)
+    classes = classes or (OBJECTIVES | OTHERS).get(name, {}).get("codes", 0)
     program = make_program(config, num_classes=classes, steps=10, mesh=make_mesh(config.mesh))
     return program, config
 
@@ -83,8 +89,8 @@ def test_micro_batches_see_the_masks_of_the_whole_batch(name):
 
 
 @pytest.mark.one_variant
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_step_masks_differently_and_replays_to_the_same_bits(name):
+@pytest.mark.parametrize("name", OBJECTIVES | OTHERS)
+def test_every_step_draws_differently_and_replays_to_the_same_bits(name):
     still = {"optimizer.learning_rate": 0.0}
     (_, (first, second)), (_, again) = stepped(name, **still), stepped(name, **still)
     assert first["loss"] != second["loss"]
@@ -92,7 +98,7 @@ def test_every_step_masks_differently_and_replays_to_the_same_bits(name):
 
 
 @pytest.mark.one_variant
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", OBJECTIVES | OTHERS)
 def test_objectives_parameters_are_trained_beside_the_models(name):
     program, _ = program_of(name)
     before = jax.device_get(program.initial_state(0)["extra"])
@@ -102,7 +108,7 @@ def test_objectives_parameters_are_trained_beside_the_models(name):
 
 
 @pytest.mark.one_variant
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", OBJECTIVES | OTHERS)
 def test_evaluation_does_not_depend_on_the_batch(name):
     figures = []
     splits = {"test": open_source("digits", "test[:40]")}

@@ -14,14 +14,18 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import abstract
 from vit_jax.options import Option, text, unless
+from vit_jax.training.objectives.beit import BEiT
+from vit_jax.training.objectives.beitv2 import BEiTv2
 from vit_jax.training.objectives.classification import Classification
 from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.distillation import Distillation
+from vit_jax.training.objectives.dvae import DVAE
 from vit_jax.training.objectives.eva import EVA
 from vit_jax.training.objectives.fcmae import FCMAE
 from vit_jax.training.objectives.mae import MAE
 from vit_jax.training.objectives.masked_patch import MaskedPatch
 from vit_jax.training.objectives.objective import Objective
+from vit_jax.training.objectives.vqkd import VQKD
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "classification": Classification,
@@ -31,6 +35,10 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "dino": DINO,
     "distillation": Distillation,
     "eva": EVA,
+    "dvae": DVAE,
+    "beit": BEiT,
+    "vqkd": VQKD,
+    "beitv2": BEiTv2,
 }
 
 ENDLESS = 2**31 - 1  # Steps, where only an objective's sizes are wanted, and no schedule is too long.

@@ -18,7 +18,8 @@ OPTIONS = {
     "objective.teacher": Option(
         None,
         text(r".+", "a checkpoint"),
-        "The frozen model that distillation, eva and, if given, dino learn from: what `load_model` takes.",
+        "The frozen model that distillation, eva, beit (a tokeniser) and, if given, dino learn from: what "
+        "`load_model` takes.",
         operational=True,  # It may have been moved: its parameters are compared.
     ),
     "objective.teacher_dtype": Option(
@@ -37,7 +38,8 @@ class Frozen(NamedTuple):
       changes: arguments of the model to change, as of `load_model`, such as `dict(image_size=448)`.
       objective: name of the objective of which the checkpoint must have parameters too.
       beside: makes what is wanted of these, which may be abstract, from the values of `config.objective` that
-        the checkpoint says and the parameters' shapes by path. The model is a `WithHeads` then.
+        the checkpoint says and the shapes, by path, of the parameters and of what the objective remembers;
+        a parameter by the name of a memory is that. The model is a `WithHeads` then.
     """
 
     source: str

@@ -12,7 +12,9 @@ from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, u
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
 OPTIONS = {
-    "objective.decoder_dim": Option(512, whole(1, 2**20), "Width of mae's or fcmae's decoder.", smoke=32),
+    "objective.decoder_dim": Option(
+        512, whole(1, 2**20), "Width of mae's, fcmae's or vqkd's decoder.", smoke=32
+    ),
     "objective.normalize_targets": Option(True, flag(), "To each patch's mean and deviation."),
 }
 
@@ -64,7 +66,7 @@ class HiddenPixels(Objective):
         `[batch, hidden, pixels]`."""
         raise NotImplementedError
 
-    def pictures(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
         """The images with hidden patches in grey, and with what is predicted in them, in [0, 255].
 
         A normalised prediction gets the mean and deviation of what was there, which it does not say.

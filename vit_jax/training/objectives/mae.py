@@ -20,8 +20,8 @@ from vit_jax.training.objectives.objective import Batch
 MASK_RATIO = 0.75  # The paper's.
 
 OPTIONS = {
-    "objective.decoder_depth": Option(8, whole(1, 10_000), "Layers of mae's decoder.", smoke=1),
-    "objective.decoder_heads": Option(16, whole(1, 2**16), "Heads of mae's decoder.", smoke=2),
+    "objective.decoder_depth": Option(8, whole(1, 10_000), "Layers of mae's or vqkd's decoder.", smoke=1),
+    "objective.decoder_heads": Option(16, whole(1, 2**16), "Heads of mae's or vqkd's decoder.", smoke=2),
     "objective.decoder_position": Option(
         "sincos2d_mae", one_of("sincos2d", "sincos2d_mae"), "Fixed positions of mae's decoder."
     ),

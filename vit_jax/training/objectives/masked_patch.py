@@ -143,7 +143,7 @@ class MaskedPatch(Objective):
         levels = jnp.minimum(sums * LEVELS // (255 * side**2), LEVELS - 1)
         return (levels @ jnp.array([LEVELS**2, LEVELS, 1])).reshape(len(images), -1, cells**2)
 
-    def pictures(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
         """The images with corrupted patches in grey, and with what is predicted in them, in [0, 255]."""
         predicted = self.predict(model, batch)
         if self.target == "pixels":

@@ -12,18 +12,22 @@ from vit_jax.training.objectives.objective import check_self_supervised
 
 OPTIONS = {
     "objective.mask_ratio": Option(
-        None, RATE, "Share of the patches; None: 0.5; mae 0.75, fcmae 0.6, eva 0.41."
+        None, RATE, "Share of the patches; None: 0.5; mae 0.75, fcmae 0.6, eva 0.41, beit 75 of 196."
     ),
 }
 
 
-def check_hides_patches(config: ConfigDict, model: nnx.Module) -> None:
-    """Raises UserError where no patches of this model can be hidden, or the config's values do not fit."""
+def check_hides_patches(config: ConfigDict, model: nnx.Module, does: str = "hides") -> None:
+    """Raises UserError where no patches of this model can be hidden, or the config's values do not fit.
+
+    Args:
+      does: in a word, what else an objective does with patches of pixels.
+    """
     check_self_supervised(config)
     name = config.objective.name
     if not isinstance(model, TokenModel) or not model.embeds_pixels:
         raise UserError(
-            f"config.objective.name={name!r} hides patches of pixels; the model must be a ViT, not a "
+            f"config.objective.name={name!r} {does} patches of pixels; the model must be a ViT, not a "
             "hybrid or a ResNet, whose features see beyond a patch"
         )
     if not model.pools_plainly:

@@ -73,8 +73,8 @@ class Objective(nnx.Module):
       own_memory: the memory that holds its own parameters as they are beside the judged ones; None: those
         that are trained.
       frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
-      pictures: None, or `(model, batch) -> (visible, predicted)`, which draws what is left of the images and
-        what is predicted, each `[batch, height, width, channels]` in [0, 255].
+      pictures: None, or `(model, batch, now) -> (visible, predicted)`, which draws what is left of the images
+        and what is predicted, each `[batch, height, width, channels]` in [0, 255].
     """
 
     labels: ClassVar[bool] = False
@@ -107,6 +107,11 @@ class Objective(nnx.Module):
     def learns_from(config: ConfigDict) -> Frozen | None:
         """The frozen model that it wants beside the one that is trained; None: there is none."""
         return None
+
+    @staticmethod
+    def outputs(config: ConfigDict) -> int:
+        """Width of its model's head where it needs no labels; 0: it has none."""
+        return 0
 
     @staticmethod
     def judged(config: ConfigDict) -> str | None:

@@ -1,0 +1,70 @@
+"""Masked prediction of an image's codes, and its fine-tuning (BEiT, 2106.08254).
+
+    python -m vit_jax.main --config=configs/dvae.py --workdir=TOKENISER
+    python -m vit_jax.main --config=configs/beit.py:teacher=TOKENISER --workdir=DIR
+    python -m vit_jax.main --config=configs/beit.py:task=finetune_i21k --workdir=DIR2 \\
+        --config.finetune.checkpoint=DIR
+    python -m vit_jax.main --config=configs/beit.py:task=finetune_i1k --workdir=DIR3 \\
+        --config.finetune.checkpoint=DIR2
+
+The values are those of the authors' commands, for BEiT-B/16 and BEiT-L/16 (`model=`). `task=pretrain` is on
+ImageNet-21k, `task=pretrain_i1k` on ImageNet-1k for 800 epochs. `finetune` is on ImageNet-1k alone, which
+after ImageNet-21k reaches 83.7 and 86.0 %; by way of labels of ImageNet-21k (`finetune_i21k`, then
+`finetune_i1k`) it is 85.2 and 87.4 %, at `size=384` 86.8 and 88.4, of L at `size=512` 88.6 %.
+
+`teacher=` is any tokeniser that gives a code for 8x8 pixels, such as DALL-E's encoder as `vit_jax.convert`
+writes it, or one that configs/dvae.py has trained: it sees each crop at 112 pixels, the same 14 x 14 places.
+For another, say --config.objective.teacher_size.
+"""
+
+from vit_jax.config import choose, named_values
+from vit_jax.errors import UserError, nearest
+from vit_jax.recipes import Masked, Tuned, masked_codes, tuned_codes
+
+EPOCHS = {"pretrain": 150, "pretrain_i1k": 800}
+WARM_UP = 10_000  # Steps, on ImageNet-21k.
+# By task and model, and by pixels; then with mixup and CutMix or not, weight decay, and clipping.
+TUNED = {
+    "finetune": {
+        "BEiT-B/16": (Tuned(224, 100, 1024, 4e-3, 20, 0.65, 0.1, smoothing=0.1), True, 0.05, 0.0),
+        "BEiT-L/16": (Tuned(224, 50, 1024, 1e-3, 5, 0.75, 0.2, smoothing=0.1), True, 0.05, 0.0),
+    },
+    "finetune_i21k": {
+        "BEiT-B/16": (Tuned(224, 90, 4096, 3e-3, 5, 0.65, 0.2, smoothing=0.1), False, 0.05, 3.0),
+        "BEiT-L/16": (Tuned(224, 90, 2048, 2e-3, 5, 0.75, 0.2, smoothing=0.1), False, 0.05, 1.0),
+    },
+    "finetune_i1k": {
+        "BEiT-B/16": (Tuned(224, 30, 512, 2e-5, 5, 0.85, 0.1, smoothing=0.1), False, 1e-8, 0.0),
+        "BEiT-L/16": (Tuned(224, 30, 512, 2e-5, 5, 0.9, 0.4, smoothing=0.1), False, 1e-8, 0.0),
+    },
+}
+SIZES = {"BEiT-B/16": ("224", "384"), "BEiT-L/16": ("224", "384", "512")}
+
+
+def get_config(argument=None):
+    values, argument = named_values(argument, model="BEiT-B/16", task="pretrain", teacher="", size="")
+    model, task = values["model"], values["task"]
+    if task not in (tasks := (*EPOCHS, *TUNED)):
+        raise UserError(f"no task={task}; {nearest(task, tasks)}")
+    if model not in SIZES:
+        raise UserError(f"no recipe for {model!r}; {nearest(model, SIZES)}")
+    if task in EPOCHS:
+        if values["size"]:
+            raise UserError(f"size={values['size']} is of fine-tuning: task={task} sees 224 pixels")
+        row = Masked(EPOCHS[task], batch=2048, learning_rate=1.5e-3, warmup=10, stochastic_depth=0.1)
+        config = masked_codes(model, row, i21k=task == "pretrain")
+        if task == "pretrain":
+            config.optimizer.warmup_steps = WARM_UP
+        config.objective.teacher = values["teacher"] or None
+        config = choose(config, argument)
+        config.objective.teacher_size = config.data.image_size // 2  # Its codes are half as wide as patches.
+        return config
+    if values["teacher"]:
+        raise UserError(f"teacher={values['teacher']} is of task=pretrain: task={task} has none")
+    size = values["size"] or "224"
+    sizes = SIZES[model] if task != "finetune_i21k" else ("224",)
+    if size not in sizes:
+        raise UserError(f"task={task} of {model} has no size={size}; there are: {', '.join(sizes)}")
+    row, mixed, weight_decay, clip = TUNED[task][model]
+    row = row._replace(size=int(size))
+    return choose(tuned_codes(model, row, task == "finetune_i21k", mixed, weight_decay, clip), argument)

@@ -1,0 +1,29 @@
+"""A discrete autoencoder on images without labels, which makes tokens of them (DALL-E's; 2102.12092).
+
+    python -m vit_jax.main --config=configs/dvae.py --workdir=DIR
+
+The values are the paper's (appendix A.2); its own training is on 250 million images for 3,000,000 updates,
+here it is ImageNet-1k for as long as the rate falls. Labels are not read: --config.data.source=folder
+--config.data.path=DIR trains on a folder of images. The parameters are not averaged, as the paper's are.
+--config.objective.codes=1024 asks for fewer codes, --config.model.widths=128,256,512,1024 for a smaller
+model. `configs/beit.py` trains a ViT on the tokens.
+"""
+
+from vit_jax.config import base_config, choose
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.model.name, config.model.dtype = "DVAE", "bfloat16"
+    config.objective.name = "dvae"
+    config.batch_size, config.steps = 512, 1_200_000
+    config.data.source, config.data.path = "tfds", "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
+    config.data.image_size = config.data.test_resize = 256
+    config.data.crop, config.data.crop_area = "random_resized", (0.3, 1.0)
+    config.data.interpolation = "bicubic"
+    config.optimizer.learning_rate, config.optimizer.end_learning_rate = 1e-4, 1.25e-6
+    config.optimizer.schedule, config.optimizer.warmup_steps = "cosine", 0
+    config.optimizer.weight_decay, config.optimizer.clip_norm = 1e-4, 0.0
+    config.evaluate_every = config.checkpoint.every = 5000
+    return choose(config, argument)

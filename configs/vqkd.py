@@ -1,0 +1,41 @@
+"""A tokeniser for BEiT v2, learned from CLIP on ImageNet-1k without its labels (VQ-KD, 2208.06366).
+
+    python -m vit_jax.main --config=configs/vqkd.py --workdir=DIR
+
+By the authors' commands: a ViT-B/16 with a decoder of 3 layers (`decoder=1`: of one) and 8,192 codes, which
+learns from CLIP-B/16 what its projection says of each patch. `model=` trains another encoder, `teacher=` from
+another teacher with a head for patches; without a head say `--config.objective.teacher_features=tokens`.
+`configs/beitv2.py` predicts the codes.
+"""
+
+from vit_jax.config import base_config, choose, named_values
+from vit_jax.errors import UserError
+from vit_jax.recipes import IMAGENET_IMAGES
+
+TEACHER = "hf://timm/vit_base_patch16_clip_224.openai"
+DECODERS = ("1", "3")
+
+
+def get_config(argument=None):
+    values, argument = named_values(argument, model="ViT-B/16", teacher="", decoder="3")
+    if values["decoder"] not in DECODERS:
+        raise UserError(f"no decoder={values['decoder']}; there are: {', '.join(DECODERS)} (layers)")
+    config = base_config()
+    config.model.update(dict(name=values["model"], dtype="bfloat16", gelu="erf", initialization="vqkd"))
+    config.model.update(dict(pooling="gap", cls_token=True, qkv_bias="qv"))
+    config.objective.update(dict(name="vqkd", teacher=values["teacher"] or TEACHER))
+    config.objective.update(dict(teacher_features="head", teacher_dtype="bfloat16"))
+    config.objective.update(dict(decoder_dim=768, decoder_depth=int(values["decoder"]), decoder_heads=12))
+    config.epochs, config.batch_size = 100.0, 512
+    config.data.source, config.data.path = "tfds", "imagenet2012"
+    config.data.train_split, config.data.test_split = "train", "validation"
+    config.data.image_size, config.data.test_resize = 224, 256
+    config.data.crop, config.data.interpolation = "random_resized", "bicubic"
+    config.data.crop_area = (0.08, 1.0)
+    config.optimizer.learning_rate = 5e-5 * config.batch_size / 128
+    config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 1e-5
+    config.optimizer.warmup_steps = round(10 * IMAGENET_IMAGES / config.batch_size)
+    config.optimizer.beta2, config.optimizer.weight_decay = 0.99, 1e-4
+    config.optimizer.clip_norm, config.optimizer.count_from = 0.0, 0
+    config.evaluate_every, config.checkpoint.every = 5000, 2000
+    return choose(config, argument)

@@ -1,0 +1,162 @@
+"""BEiT: its loss of a frozen tokeniser's codes, and which tokenisers fit."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import vit_jax
+from tests.training.objectives.small import SMALL, config_of, keys, random_images
+from tests.training.objectives.test_eva import noisy
+from vit_jax.command import read_config
+from vit_jax.errors import UserError
+from vit_jax.models import abstract, count_multiply_adds, count_parameters, create_model, model_factory
+from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.runs.frozen_model import open_frozen
+from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives.beit import BEiT
+from vit_jax.training.program import model_arguments
+
+SIZE, PATCHES, MASKED, CODES = 16, 16, 6, 7
+TOKENISER = dict(image_size=SIZE, num_classes=CODES, blocks=(1, 1, 1), widths=(8, 8, 16))
+TEACHERS = {
+    "stride 4": ("DVAE", TOKENISER),
+    "stride 8": ("DVAE", TOKENISER | dict(blocks=(1, 1, 1, 1), widths=(8, 8, 8, 16))),
+    "no codes": ("DVAE", TOKENISER | dict(num_classes=0)),
+    "a ViT": ("ViT-Ti/4", dict(image_size=SIZE, num_classes=5, **SMALL)),
+}
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory) -> dict[str, str]:
+    """Checkpoints by what is particular of them."""
+    folder = tmp_path_factory.mktemp("teachers")
+    for kind, (name, values) in TEACHERS.items():
+        vit_jax.save_model(noisy(create_model(name, **values), 2), folder / kind, say=str)
+    return {kind: str(folder / kind) for kind in TEACHERS}
+
+
+def made(teacher: str, image_size=SIZE, **values):
+    """A small ViT as BEiT's, and the objective with its tokeniser."""
+    config = config_of("beit", teacher=teacher, **values)
+    config.data.image_size = image_size
+    arguments = dict(position="bias", position_at="shared", qkv_bias="qv", layer_scale=0.1, pooling="gap")
+    vit = create_model("ViT-Ti/4", num_classes=0, image_size=image_size, cls_token=True, **SMALL | arguments)
+    frozen = open_frozen(config)
+    objective = make_objective(config, noisy(vit), rngs=nnx.Rngs(0), frozen=frozen.model)
+    noisy(objective, 1)
+    wanted = objective_of(config).learns_from(config)
+    objective.frozen = vit_jax.load_model(wanted.source, say=str, **wanted.changes)
+    return vit, objective
+
+
+def batch_of(objective, images=None):
+    images = random_images(3, SIZE, SIZE) if images is None else images
+    return objective.prepare({"image": images}, keys(len(images)))
+
+
+losses = jax.jit(lambda objective, model, batch: objective(model, batch))
+
+
+def test_loss_is_the_cross_entropy_of_the_codes_of_masked_patches(teachers):
+    model, objective = made(teachers["stride 4"])
+    batch = batch_of(objective)
+    images, masked = np.asarray(batch["image"]), np.asarray(batch["masked"])
+    codes = np.asarray(vit_jax.load_model(teachers["stride 4"], say=str).codes(images))
+    assert len(np.unique(codes)) > 2
+    embeddings = np.where(
+        masked[..., None], np.asarray(objective.mask[...]), np.asarray(model.patches(images))
+    )
+    tokens = np.asarray(model.norm(model.encode(model.assemble(jnp.asarray(embeddings)))), np.float64)[:, 1:]
+    scores = tokens @ np.asarray(objective.head.kernel[...]) + np.asarray(objective.head.bias[...])
+    chances = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    expected, right = [], []
+    for chance, code, which in zip(chances, codes, masked, strict=True):
+        expected.append(-np.log(chance[which, code[which]]).mean())
+        right.append((chance[which].argmax(-1) == code[which]).mean())
+    found = losses(objective, model, batch)
+    np.testing.assert_allclose(found.each, expected, rtol=1e-4)
+    np.testing.assert_allclose(found.metrics["accuracy"], right, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "count"), [("BEiT-B/16", 91_965_776), ("BEiT-L/16", 311_534_016)])
+def test_model_and_head_have_the_authors_number_of_parameters(name, count):
+    config = read_config(f"configs/beit.py:model={name}")
+    vit = abstract(model_factory(num_classes=0, **model_arguments(config)))
+    objective = abstract(partial(BEiT, vit, 8192, None))
+    assert count_parameters(vit) + count_parameters(objective) == count
+
+
+def test_of_196_patches_75_are_masked():
+    vit = abstract(model_factory("ViT-Ti/16", num_classes=0, image_size=224))
+    objective = abstract(partial(BEiT, vit, 8, None))
+    masked = objective.prepare({}, keys(4))["masked"]
+    assert np.asarray(masked).sum(1).tolist() == [75] * 4
+
+
+def test_nothing_of_the_tokeniser_is_trained(teachers):
+    model, objective = made(teachers["stride 4"])
+    batch = batch_of(objective)
+    gradient = nnx.grad(lambda objective: objective(model, batch).each.mean())(objective)
+    frozen = [np.abs(np.asarray(x)).max() for x in jax.tree.leaves(gradient["frozen"])]
+    assert max(frozen) == 0 and np.abs(np.asarray(gradient["head"]["kernel"][...])).max() > 0
+
+
+def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):
+    model, objective = made(teachers["stride 8"], teacher_size=32)
+    config = config_of("beit", teacher=teachers["stride 8"], teacher_size=32)
+    config.data.image_size = SIZE
+    image, taught = objective_of(config).views(config)
+    assert (taught.size, taught.same_rectangle_as) == (32, image.name)
+    seen = random_images(3, 32, 32)
+    batch = batch_of(objective) | {taught.name: seen}
+    expected = vit_jax.load_model(teachers["stride 8"], say=str).codes(seen)
+    np.testing.assert_array_equal(objective.tokens(batch), expected)
+
+
+@pytest.mark.parametrize("kind", ["no codes", "a ViT"])
+def test_a_teacher_without_codes_is_refused(teachers, kind):
+    with pytest.raises(UserError, match=r"gives no codes: take a tokeniser, such as .* configs/dvae.py$"):
+        made(teachers[kind])
+
+
+def test_a_tokeniser_of_other_places_is_refused_with_the_size_that_fits(teachers):
+    words = r"sees 2x2 codes of 16x16 pixels, and the model 4x4: config.objective.teacher_size=32$"
+    with pytest.raises(UserError, match=words):
+        made(teachers["stride 8"])
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.99])
+def test_masks_that_leave_nothing_or_hide_nothing_are_refused(teachers, ratio):
+    with pytest.raises(UserError, match="of 16 patches; it must leave some, and mask some"):
+        made(teachers["stride 4"], mask_ratio=ratio)
+
+
+def test_pictures_show_patches_of_the_code_that_is_predicted(teachers):
+    model, objective = made(teachers["stride 4"])
+    batch = batch_of(objective)
+    masked, codes = np.asarray(batch["masked"]), np.asarray(objective.tokens(batch))
+    code = codes[~masked][0]
+    # The head finds this code the likeliest everywhere.
+    objective.head.kernel[...] = jnp.zeros_like(objective.head.kernel[...])
+    objective.head.bias[...] = jnp.zeros(CODES).at[code].set(1.0)
+    visible, predicted = (np.asarray(x) for x in objective.pictures(model, batch))
+    image, place = map(int, np.argwhere(~masked & (codes == code))[0])
+    row, column = 4 * (place // 4), 4 * (place % 4)
+    patch = np.asarray(batch["image"])[image, row : row + 4, column : column + 4]
+    first = int(np.flatnonzero(masked[0])[0])
+    row, column = 4 * (first // 4), 4 * (first % 4)
+    np.testing.assert_array_equal(predicted[0, row : row + 4, column : column + 4], patch)
+    assert (visible[0, row : row + 4, column : column + 4] == 127.5).all()
+
+
+def test_multiply_adds_are_the_students_and_a_third_of_the_tokenisers(teachers):
+    model, objective = made(teachers["stride 4"])
+    images = jax.ShapeDtypeStruct((1, SIZE, SIZE, 3), np.uint8)
+    graphdef, weights = nnx.split(objective.frozen)
+    taught = traced_multiply_adds(lambda w, images: nnx.merge(graphdef, w).codes(images), weights, images)
+    head = MASKED * SMALL["dim"] * CODES
+    assert objective.multiply_adds(model) == count_multiply_adds(model) + head + taught / 3

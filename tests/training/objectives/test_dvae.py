@@ -1,0 +1,175 @@
+"""The discrete autoencoder: its loss against plain NumPy, its schedules, and the use of its codes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.models.reference import pad_both, windows
+from tests.training.objectives.small import config_of, random_images, refused
+from vit_jax.errors import UserError
+from vit_jax.models import create_model
+from vit_jax.training.objectives import codes as code_use
+from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives.dvae import logit_laplace
+from vit_jax.training.objectives.objective import EVALUATION, Now
+
+SMALL = dict(blocks=(1, 1, 1), widths=(8, 8, 16), image_size=(16, 24))
+CODES = 11
+
+
+def made(**values):
+    """A small encoder and the objective, with parameters that are not small or zero anywhere."""
+    model = create_model("DVAE", num_classes=CODES, **SMALL)
+    objective = make_objective(config_of("dvae", codes=CODES, **values), model, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    for module in (model, objective):
+        noisy = jax.tree.map(
+            lambda x: np.asarray(x) + rng.normal(0, 0.2, x.shape).astype(np.float32), nnx.state(module)
+        )
+        nnx.update(module, noisy)
+    return model, objective
+
+
+losses = jax.jit(lambda objective, model, batch, now: objective(model, batch, now))
+
+
+def convolve(x, p):
+    side = p["kernel"].shape[0]
+    seen = windows(pad_both(x, side // 2), side, 1)
+    return seen.reshape(*seen.shape[:2], -1) @ p["kernel"].reshape(-1, p["kernel"].shape[-1]) + p["bias"]
+
+
+def decode(p, shares):
+    """What the decoder says of codes' shares `[rows, columns, codes]`, float64."""
+    x = shares @ p["codes"]["kernel"] + p["codes"]["bias"]
+    for stage, blocks in p["stages"].items():
+        if stage != "1":
+            x = np.kron(x, np.ones((2, 2, 1)))
+        branch = x
+        for number in range(1, 5):
+            branch = convolve(np.maximum(branch, 0), blocks["01"][f"conv{number}"])
+        x = (convolve(x, blocks["01"]["shortcut"]) if "shortcut" in blocks["01"] else x) + branch / 9
+    return convolve(np.maximum(x, 0), p["output"])
+
+
+def expected(objective, scores, shares, images, weight):
+    """The loss of each image, by the codes' scores and the shares that the decoder gets."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(objective.decoder)))
+    found = []
+    for score, share, image in zip(scores, shares, images, strict=True):
+        centre, scale = np.split(decode(p, share), 2, axis=-1)
+        x = 0.1 + 0.8 * image / 255
+        density = np.exp(-np.abs(np.log(x / (1 - x)) - centre) / np.exp(scale))
+        density /= 2 * np.exp(scale) * x * (1 - x)
+        chances = np.exp(score) / np.exp(score).sum(-1, keepdims=True)
+        divergence = (chances * np.log(chances * CODES)).sum(-1)
+        found.append(-np.log(density).mean() + weight / (4 * 4 * 3) * divergence.mean())
+    return np.array(found)
+
+
+def test_in_evaluation_the_decoder_sees_the_likeliest_codes():
+    model, objective = made()
+    images = random_images(2, 16, 24)
+    scores = np.asarray(model.code_scores(images), np.float64)
+    shares = np.eye(CODES)[scores.argmax(-1)]
+    found = losses(objective, model, {"image": images}, Now(update=5000))
+    np.testing.assert_allclose(
+        found.each, expected(objective, scores, shares, np.asarray(images), 6.6), rtol=1e-4
+    )
+    again = losses(objective, model, {"image": images}, Now(update=5000))
+    np.testing.assert_array_equal(found.each, again.each)
+
+
+def test_in_training_codes_are_drawn_and_relaxed():
+    model, objective = made(code_temperature=0.8, code_temperature_end=0.2, code_temperature_steps=4)
+    images, update = random_images(2, 16, 24), 2
+    scores = np.asarray(model.code_scores(images), np.float64)
+    noise = jax.random.gumbel(nnx.Rngs(dropout=jax.random.key(3)).dropout(), scores.shape)
+    heated = np.exp((scores + np.asarray(noise)) / 0.5)  # Half of the way down.
+    shares = heated / heated.sum(-1, keepdims=True)
+    weight = 6.6 * (1 - np.cos(np.pi * update / 5000)) / 2
+    now = Now(nnx.Rngs(dropout=jax.random.key(3)), objective.first_memory({}), jnp.int32(update))
+    found = objective(model, {"image": images}, now)
+    np.testing.assert_allclose(
+        found.each, expected(objective, scores, shares, np.asarray(images), weight), rtol=2e-3
+    )
+
+
+def test_schedules_are_half_cosines_of_the_update():
+    _, objective = made()
+    at = [Now(update=update) for update in (0, 2500, 5000, 75_000, 150_000, 10**6)]
+    weights = [float(objective.divergence_weight(now)) for now in at]
+    np.testing.assert_allclose(weights, [0, 3.3, 6.6, 6.6, 6.6, 6.6], atol=1e-6)
+    heats = [float(objective.heat(now)) for now in at]
+    np.testing.assert_allclose(np.array(heats)[[0, 3, 4, 5]], [1, 17 / 32, 1 / 16, 1 / 16], rtol=1e-6)
+    _, constant = made(code_temperature_steps=0, divergence_steps=0)
+    assert (constant.heat(EVALUATION), constant.divergence_weight(EVALUATION)) == pytest.approx((1 / 16, 6.6))
+
+
+def test_the_density_of_pixels_sums_to_one():
+    pixels = np.linspace(0, 1, 200_002)[1:-1]
+    said = np.broadcast_to(np.array([0.4, -0.7]), (len(pixels), 2))
+    density = np.exp(-np.asarray(logit_laplace(said, pixels[:, None])))
+    np.testing.assert_allclose(density.mean(), 1, rtol=1e-3)
+
+
+def test_pictures_are_decoded_from_the_likeliest_codes():
+    model, objective = made()
+    images = random_images(2, 16, 24)
+    original, drawn = objective.pictures(model, {"image": images})
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(objective.decoder)))
+    shares = np.eye(CODES)[np.asarray(model.codes(images)).reshape(2, 4, 6)]
+    centre = np.stack([decode(p, share)[..., :3] for share in shares])
+    expected = 255 * np.clip((1 / (1 + np.exp(-centre)) - 0.1) / 0.8, 0, 1)
+    np.testing.assert_array_equal(original, images)
+    np.testing.assert_allclose(drawn, expected, atol=0.05)
+    error = losses(objective, model, {"image": images}, EVALUATION).metrics["error"]
+    np.testing.assert_allclose(error, np.abs(expected - np.asarray(images)).mean((1, 2, 3)), rtol=1e-3)
+
+
+def test_the_use_of_codes_is_a_mean_over_the_last_updates():
+    model, objective = made()
+    rng, memory, seen = np.random.default_rng(0), objective.first_memory({}), []
+    for update in range(1, 4):
+        codes = rng.integers(3, size=(5, 24))
+        shares = code_use.frequencies(jnp.asarray(codes), CODES)
+        seen.append(np.bincount(codes.reshape(-1), minlength=CODES) / codes.size)
+        memory = objective.remember(memory, {}, {"usage": shares}, jnp.int32(update))
+    weights = 0.99 ** np.arange(3)[::-1]
+    usage = np.average(seen, axis=0, weights=weights)
+    np.testing.assert_allclose(memory["usage"], usage, rtol=1e-5)
+    metrics = losses(objective, model, {"image": random_images(2, 16, 24)}, Now(memory=memory)).metrics
+    entropy = -sum(x * np.log(x) for x in usage if x)
+    np.testing.assert_allclose(metrics["perplexity"], [np.exp(entropy)] * 2, rtol=1e-5)
+    np.testing.assert_allclose(metrics["codes_used"], [3 / CODES] * 2, rtol=1e-6)
+
+
+def test_codes_that_have_died_are_warned_of():
+    _, objective = made(code_temperature_steps=6000)
+    dead, alive = ({"codes_used": share, "perplexity": 3.0} for share in (0.01, 0.5))
+    assert "1.00% are in use (perplexity 3); lower config.objective.divergence_weight" in objective.warning(
+        dead, 600
+    )
+    assert objective.warning(dead, 599) is objective.warning(alive, 600) is None
+
+
+def test_the_models_head_is_of_the_codes_that_the_config_says():
+    config = config_of("dvae", codes=77)
+    assert objective_of(config).outputs(config) == 77
+    with pytest.raises(UserError, match=r"objective.codes=77, and the model's head has 11"):
+        made_of = create_model("DVAE", num_classes=CODES, **SMALL)
+        make_objective(config, made_of, rngs=nnx.Rngs(0))
+
+
+def test_new_scores_under_an_old_decoder_are_refused():
+    config = config_of("dvae", codes=CODES)
+    config.finetune.checkpoint = "somewhere"
+    with pytest.raises(UserError, match="config.finetune.head='kept', or config.finetune.objective='new'"):
+        make_objective(config, create_model("DVAE", num_classes=CODES, **SMALL), rngs=nnx.Rngs(0))
+
+
+def test_a_model_without_codes_is_refused():
+    with pytest.raises(UserError, match="config.model.name='DVAE', and a ViT is none"):
+        refused("dvae")

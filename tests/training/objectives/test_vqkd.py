@@ -1,0 +1,368 @@
+"""The tokeniser that is learned from a frozen teacher: its loss, its codebook, and what is left of a run."""
+
+import functools
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import vit_jax
+from tests.system.test_interface import small
+from tests.training.objectives.small import SMALL, config_of
+from tests.training.objectives.test_eva import TEACHER, noisy
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.runs.assemble import pictures
+from vit_jax.runs.checkpoints import load_items
+from vit_jax.runs.evaluator import Evaluator
+from vit_jax.runs.frozen_model import open_frozen
+from vit_jax.runs.workdir import open_any
+from vit_jax.training.objectives.codebook import k_means, nearest, sums_by_code
+from vit_jax.training.objectives.frozen import Frozen, WithHeads
+from vit_jax.training.objectives.objective import EVALUATION
+from vit_jax.training.objectives.vqkd import VQKD, Tokeniser
+from vit_jax.training.program import make_program
+
+SIZE, PATCHES, BATCH, CODES, DIM, MOMENTUM = 16, 16, 8, 24, 6, 0.9
+
+
+def directions(rng, *shape):
+    x = rng.normal(size=shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def test_the_nearest_of_many_codes_is_found_a_part_of_them_at_a_time():
+    rng = np.random.default_rng(0)
+    x, codes = directions(rng, 3, 50, 5), directions(rng, 2500, 5)
+    codes[2000] = codes[30]  # Of several as near, the first.
+    x[0, 0] = codes[30]
+    expected = np.linalg.norm(x[:, :, None] - codes, axis=-1).argmin(-1)
+    assert expected[0, 0] == 30
+    found = nearest(jnp.float32(x), jnp.float32(codes))
+    np.testing.assert_array_equal(found, expected)
+    flat, given = np.float64(x).reshape(-1, 5), expected.reshape(-1)
+    sums, hits = sums_by_code(jnp.float32(flat), jnp.asarray(given), len(codes))
+    wanted = np.zeros_like(codes)
+    np.add.at(wanted, given, flat)
+    np.testing.assert_allclose(sums, wanted, atol=1e-5)
+    np.testing.assert_array_equal(hits, np.bincount(given, minlength=len(codes)))
+
+
+def means_in_float64(x, given, codes):
+    """The direction of the mean of what each code is given; without any, the code."""
+    means = codes.copy()
+    for code in np.unique(given):
+        mean = x[given == code].mean(0)
+        means[code] = mean / np.linalg.norm(mean)
+    return means
+
+
+def k_means_in_float64(x, count, key):
+    codes = x[np.asarray(jax.random.permutation(key, len(x)))[:count]]
+    for _ in range(10):
+        codes = means_in_float64(x, (x @ codes.T).argmax(1), codes)
+    return codes
+
+
+def test_k_means_begins_at_vectors_and_ends_among_them():
+    x, key = directions(np.random.default_rng(1), 200, 4), jax.random.key(3)
+    found = jax.jit(k_means, static_argnums=1)(jnp.float32(x), 12, key)
+    np.testing.assert_allclose(found, k_means_in_float64(x, 12, key), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory) -> dict[str, str]:
+    """Checkpoints by what is particular of them."""
+    kinds = {
+        "plain": ("ViT-Ti/4", TEACHER),
+        "with a head": ("ViT-Ti/4", TEACHER | {"num_classes": 5}),
+        "of larger patches": ("ViT-Ti/8", TEACHER),
+        "of no patches": ("ConvNeXt-T", dict(image_size=SIZE, blocks=(1, 1), widths=(8, 16))),
+    }
+    folder = tmp_path_factory.mktemp("teachers")
+    for kind, (name, values) in kinds.items():
+        model = noisy(vit_jax.create_model(name, **{"num_classes": 0} | values), 2)
+        vit_jax.save_model(model, folder / kind, library="timm", say=str)
+    return {kind: str(folder / kind) for kind in kinds}
+
+
+def config_for(teacher, **values):
+    config = config_of("vqkd", teacher=teacher, codes=CODES, code_dim=DIM, code_momentum=MOMENTUM)
+    config.model.update(dict(name="ViT-Ti/4", **SMALL))
+    config.optimizer.update(dict(warmup_steps=0, learning_rate=3e-3, schedule="constant"))
+    config.batch_size, config.data.image_size, config.data.test_resize = BATCH, SIZE, SIZE
+    config.data.flip = False
+    config.update_from_flattened_dict(values)
+    return config
+
+
+def program_of(teacher, **values):
+    """The program and its first state."""
+    config = config_for(teacher, **values)
+    frozen = open_frozen(config)
+    program = make_program(config, num_classes=0, steps=10, mesh=make_mesh(config.mesh), frozen=frozen.model)
+    return program, program.initial_state(0, frozen=frozen.read())
+
+
+def batch_of(program, seed=0):
+    images = np.random.default_rng(seed).integers(256, size=(BATCH, SIZE, SIZE, 3), dtype=np.uint8)
+    return to_devices({"image": images, "labels": np.full((BATCH, 1), -1, np.int32)}, program.mesh)
+
+
+def modules(program, state):
+    judged = program.judged(state)
+    return nnx.merge(program.graphdef, judged.params), nnx.merge(program.objective, judged.own)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _seen(graphdef, objective, judged, batch):
+    now = EVALUATION._replace(memory=judged.memory)
+    model, objective = nnx.merge(graphdef, judged.params), nnx.merge(objective, judged.own)
+    return objective(model, batch, now)
+
+
+def seen(program, state, batch):
+    """The objective's result on a batch."""
+    return _seen(program.graphdef, program.objective, program.judged(state), batch)
+
+
+def trained(program, state, steps=1):
+    for number in range(steps):
+        state, sums = program.train_step(state, program.initial_metrics(), batch_of(program, number))
+    return state, sums
+
+
+@pytest.fixture(scope="module")
+def plain(teachers):
+    """A program, and its state before and after the first update."""
+    program, state = program_of(teachers["plain"])
+    first = jax.device_get(state)
+    result = jax.device_get(seen(program, state, batch_of(program)))
+    return program, first, result, *trained(program, state)
+
+
+def dense(layer, x):
+    return x @ np.asarray(layer.kernel[...], np.float64) + np.asarray(layer.bias[...], np.float64)
+
+
+@pytest.mark.parametrize("features", ["tokens", "head"])
+def test_loss_is_of_what_is_decoded_from_the_nearest_codes(teachers, features):
+    values = {"objective.teacher_features": features, "objective.commitment": 0.5}
+    program, state = program_of(teachers["with a head"], **values)
+    model, objective = modules(program, state)
+    noisy(objective.decoder.out), noisy(objective.projection)
+    judged = program.judged(state)._replace(own=nnx.to_pure_dict(nnx.state(objective)))
+    batch = batch_of(program)
+    found = _seen(program.graphdef, program.objective, judged, batch)
+    images, codebook = np.asarray(batch["image"]), np.float64(state["memory"]["codebook"])
+
+    tokens = np.float64(model.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
+    x = dense(objective.projection.out, np.tanh(dense(objective.projection.hidden, tokens)))
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    given = np.linalg.norm(x[:, :, None] - codebook, axis=-1).argmin(-1)
+    np.testing.assert_array_equal(found.seen["given"], given)
+    np.testing.assert_allclose(found.seen["projected"], x, atol=1e-5)
+
+    decoder = objective.decoder
+    read = dense(decoder.embedding, codebook[given])
+    cls = np.broadcast_to(np.asarray(decoder.cls[...]), (BATCH, 1, read.shape[-1]))
+    tokens = jnp.float32(np.concatenate([cls, read], axis=1) + np.asarray(decoder.positions()))
+    for block in decoder.blocks.values():
+        tokens = block(tokens)
+    tokens = np.float64(decoder.norm(tokens)[:, 1:])
+    decoded = dense(decoder.out.out, np.tanh(dense(decoder.out.hidden, tokens)))
+    teacher = vit_jax.load_model(teachers["with a head"], say=str)
+    said = np.float64(teacher.features(images, dense=True)).reshape(BATCH, PATCHES, -1)
+    said = dense(teacher.head, said) if features == "head" else said
+    cosines = (decoded * said).sum(-1) / np.linalg.norm(decoded, axis=-1) / np.linalg.norm(said, axis=-1)
+    distances = ((x - codebook[given]) ** 2).mean((1, 2))
+    np.testing.assert_allclose(found.metrics["code_distance"], distances, rtol=1e-4)
+    np.testing.assert_allclose(found.each, 1 - cosines.mean(1) + 0.5 * distances, rtol=1e-4)
+
+
+def test_gradients_pass_the_codes_as_if_they_were_not_there(plain):
+    program, first, *_ = plain
+    model, objective = modules(program, first)
+    batch, memory = batch_of(program), first["memory"]
+
+    def loss(x, straight):
+        _, codes = objective.quantise(x, jnp.asarray(memory["codebook"]))
+        read = x + jax.lax.stop_gradient(codes - x) if straight else codes
+        return objective.decoder(read).sum(), read
+
+    x = objective.project(model, batch["image"])
+    through, read = jax.grad(loss, has_aux=True)(x, True)
+    np.testing.assert_allclose(through, jax.grad(lambda x: objective.decoder(x).sum())(read), atol=1e-5)
+    assert not np.any(jax.grad(loss, has_aux=True)(x, False)[0])
+
+
+def updated_in_float64(codes, x, given):
+    codes = MOMENTUM * codes + (1 - MOMENTUM) * means_in_float64(x, given, codes)
+    return codes / np.linalg.norm(codes, axis=-1, keepdims=True)
+
+
+def test_the_first_batch_makes_the_codes_and_moves_them(plain):
+    program, first, result, state, _ = plain
+    x = np.float64(result.seen["projected"]).reshape(-1, DIM)
+    codes = k_means_in_float64(x, CODES, jax.random.fold_in(jax.random.key(0), 1))
+    given = (x @ codes.T).argmax(1)
+    np.testing.assert_allclose(state["memory"]["codebook"], updated_in_float64(codes, x, given), atol=1e-4)
+    shares = np.bincount(given, minlength=CODES) / len(x)
+    np.testing.assert_allclose(state["memory"]["usage"], shares, atol=1e-6)
+    assert not np.allclose(first["memory"]["codebook"], state["memory"]["codebook"], atol=0.1)
+
+
+def test_each_code_follows_the_mean_of_its_patches_of_the_whole_batch(plain):
+    program, _, _, state, _ = plain
+    before, batch = np.float64(state["memory"]["codebook"]), batch_of(program, 5)
+    before[3], before[4] = -before[5], before[5]  # Codes with and without patches.
+    memory = {"codebook": jnp.float32(before), "usage": state["memory"]["usage"]}
+    state = jax.tree.map(jnp.copy, state) | {"memory": memory}
+    result = jax.device_get(seen(program, state, batch))
+    given = result.seen["given"].reshape(-1)
+    assert 0 < len(np.unique(given)) < CODES
+    after = program.train_step(state, program.initial_metrics(), batch)[0]["memory"]
+    x = np.float64(result.seen["projected"]).reshape(-1, DIM)
+    np.testing.assert_allclose(after["codebook"], updated_in_float64(before, x, given), atol=1e-5)
+
+
+def test_codes_that_are_hardly_used_are_put_where_patches_are(teachers):
+    program, state = program_of(teachers["plain"], **{"objective.revive_below": 0.5})
+    _, objective = modules(program, state)
+    rng = np.random.default_rng(0)
+    codes = directions(rng, CODES, DIM)
+    x = codes[rng.integers(CODES - 6, size=(BATCH, PATCHES))]  # Six are given nothing.
+    usage = np.where(np.arange(CODES) < CODES - 6, 1.0, 0.1) / CODES
+    memory = {"codebook": np.float32(codes), "usage": np.float32(usage)}
+    told = {"projected": np.float32(x), "given": np.int32((x @ codes.T).argmax(-1))}
+    after = jax.jit(objective.remember)(memory, {}, told, jnp.int32(7))
+    np.testing.assert_allclose(after["codebook"][:-6], codes[:-6], atol=1e-5)
+    revived = np.asarray(after["codebook"][-6:])
+    near = np.abs(revived[:, None] - x.reshape(-1, DIM)).max(-1).min(-1)
+    np.testing.assert_allclose(near, 0, atol=1e-6)
+    np.testing.assert_allclose(after["usage"][-6:], 1 / CODES)
+
+
+@pytest.mark.slow
+def test_micro_batches_move_the_codes_as_the_whole_batch(teachers, plain):
+    program, *_, state, sums = plain
+    parts, same = trained(*program_of(teachers["plain"], micro_batches=4))
+    np.testing.assert_allclose(parts["memory"]["codebook"], state["memory"]["codebook"], atol=1e-5)
+    np.testing.assert_allclose(same["loss"], sums["loss"], rtol=1e-5)
+
+
+def test_a_run_of_few_codes_in_use_says_so(plain):
+    program, *_ = plain
+    objective = program.abstract_objective()
+    means = {"codes_used": 0.01, "perplexity": 2.0}
+    assert objective.warning(means, 10) is None
+    assert "revive_below" in objective.warning(means, 10_000)
+    assert objective.warning(means | {"codes_used": 0.9}, 10_000) is None
+
+
+def test_pictures_show_the_patches_of_which_the_teacher_says_what_is_decoded(teachers, plain):
+    program, *_, state, _ = plain
+    config = config_for(teachers["plain"])
+    splits = {"test": open_source("digits", "test[:8]")}
+    evaluate = Evaluator(program, splits, config, print, pictures(config))
+    original, same, drawn = evaluate.pictures("test", program.judged(state), 3)
+    np.testing.assert_array_equal(same, original)
+    patches = {drawn[0, row : row + 4, :4].tobytes() for row in range(0, SIZE, 4)}
+    known = {
+        image[row : row + 4, column : column + 4].tobytes()
+        for image in original
+        for row in range(0, SIZE, 4)
+        for column in range(0, SIZE, 4)
+    }
+    assert patches <= known
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        ("plain", {"objective.codes": 200}, "codes = 200 are more than the 128 patches of a batch"),
+        ("plain", {"objective.decoder_heads": 3}, "decoder_dim = 16 must be divisible by decoder_heads = 3"),
+        ("plain", {"model.pooling": "map"}, "trains nothing behind the encoder"),
+        ("plain", {"objective.teacher_features": "head"}, "has no head"),
+        ("of larger patches", {}, "sees 2x2 patches .* and the model 4x4: .*teacher_size=32"),
+        ("of no patches", {}, "has no features of patches: take a ViT"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(teachers, kind, values, words):
+    with pytest.raises(UserError, match=words):
+        program_of(teachers[kind], **values)
+
+
+def test_a_momentum_of_one_is_refused(teachers):
+    config = small(
+        **{"objective.name": "vqkd", "objective.teacher": teachers["plain"], "objective.code_momentum": 1.0}
+    )
+    with pytest.raises(UserError, match="code_momentum is 1.0 and must be"):
+        vit_jax.train(config, "unused")
+
+
+@pytest.fixture(scope="module")
+def run(teachers, tmp_path_factory):
+    """The workdir of a short run."""
+    values = {"name": "vqkd", "teacher": teachers["plain"], "codes": CODES, "code_dim": DIM}
+    values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
+    config = small(steps=2, evaluate_every=2, **{f"objective.{key}": x for key, x in values.items()})
+    folder = tmp_path_factory.mktemp("run") / "run"
+    vit_jax.train(config, folder)
+    return folder
+
+
+def opened(source, monkeypatch) -> tuple[WithHeads, dict]:
+    """A run as the tokeniser that an objective asks for, and the values of its parameters."""
+    config = config_for(str(source))
+    wanted = Frozen(str(source), {"image_size": SIZE}, "vqkd", Tokeniser)
+    monkeypatch.setattr(VQKD, "learns_from", staticmethod(lambda config: wanted))
+    found = open_frozen(config)
+    return found.model, found.read()
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["workdir", "folder"])
+def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, monkeypatch):
+    source = run
+    if saved:
+        source = tmp_path / "saved"
+        command = [sys.executable, "-m", "vit_jax.convert", str(run), str(source), "--to=timm"]
+        subprocess.run(command, check=True, capture_output=True)
+    model, params = opened(source, monkeypatch)
+    tokeniser = nnx.merge(nnx.graphdef(model), params)
+    items = load_items(run / "checkpoints", {"codebook": jnp.zeros((CODES, DIM))})
+    np.testing.assert_array_equal(tokeniser.heads.codebook[...], items["codebook"])
+    images = np.random.default_rng(0).integers(256, size=(3, SIZE, SIZE, 3), dtype=np.uint8)
+    encoder, own = vit_jax.load_model(run, say=str), tokeniser.heads.projection
+    patches = encoder.features(images, dense=True).reshape(3, PATCHES, -1)
+    x = np.float64(own(patches))
+    np.testing.assert_array_equal(
+        tokeniser.heads(tokeniser.model.features(images, dense=True).reshape(3, PATCHES, -1)),
+        (x @ np.float64(items["codebook"]).T).argmax(-1),
+    )
+    assert len(np.unique(np.asarray(own(patches)))) > 1
+
+
+def test_training_goes_on_from_a_run_with_its_codebook(run, teachers, tmp_path, capsys):
+    values = {"name": "vqkd", "teacher": teachers["plain"], "codes": CODES, "code_dim": DIM}
+    values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "code_momentum": 0.999}
+    config = small(steps=1, evaluate_every=1, **{f"objective.{key}": x for key, x in values.items()})
+    config = config.copy_and_resolve_references().unlock()
+    config.finetune.checkpoint, config.optimizer.learning_rate = str(run), 0.0
+    config.optimizer.warmup_steps = 0
+    vit_jax.train(config.lock(), tmp_path / "run")
+    assert "with codebook and usage" in capsys.readouterr().out
+    before, after = (
+        open_any(folder).objective.memory["codebook"].read() for folder in (run, tmp_path / "run")
+    )
+    assert 0 < np.abs(before - after).max() < 0.01  # They were not made anew.
+
+
+def test_a_run_of_something_else_is_no_tokeniser(teachers, monkeypatch):
+    with pytest.raises(UserError, match="has no heads of vqkd: take a workdir"):
+        opened(teachers["plain"], monkeypatch)

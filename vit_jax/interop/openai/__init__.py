@@ -1,0 +1,27 @@
+"""The encoder of OpenAI's DALL-E: safetensors by the names of its published code.
+
+Beside them may be a `config.json`, as timm's, of what the model should see of an image.
+"""
+
+from vit_jax.interop import timm
+from vit_jax.interop.library import Library
+from vit_jax.interop.openai.openai_dvae import FIRST, FORMAT
+from vit_jax.interop.preprocessing import Preprocessing
+
+
+def _preprocessing(config: dict, said: dict, channels: int) -> tuple[dict, Preprocessing | None, str]:
+    """Mean and deviation, the rest, and what a file without `config.json` does not say: it is OpenAI's."""
+    return timm.LIBRARY.preprocessing(config, said, channels) if config else ({}, None, "")
+
+
+LIBRARY = Library(
+    title="OpenAI's DALL-E",
+    formats=(FORMAT,),
+    suffix="",
+    claims=lambda path, config, tensors: FIRST in tensors,
+    prepare=lambda path, tensors, config: (tensors, config),
+    unknown=lambda config, tensors: "these are not the tensors of DALL-E's encoder",
+    preprocessing=_preprocessing,
+    class_names=lambda config: [],
+    files=timm.LIBRARY.files,
+)

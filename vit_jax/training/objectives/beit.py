@@ -1,0 +1,126 @@
+"""Masked prediction of an image's codes, which a frozen tokeniser gives (BEiT, 2106.08254)."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models import initializers
+from vit_jax.models.image_model import CodeModel, TokenModel
+from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
+from vit_jax.training.objectives.masking import check_hides_patches, pick
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
+
+MASK_RATIO = 75 / 196  # The authors' number of patches.
+
+
+class BEiT(BlockMasked):
+    """Predicts the codes that a frozen tokeniser gives the whole image, at patches that are masked.
+
+    A linear head scores the codes by the masked patches' final representations. The loss is the
+    cross-entropy, the mean over these.
+
+    Args:
+      model: the ViT that is trained.
+      codes: number of the tokeniser's codes.
+      ratio: share of the patches that is masked, rounded to whole patches; None: the authors' 75 of 196.
+      rngs: the key for initialisation.
+
+    Raises:
+      UserError: no patch or all are masked.
+    """
+
+    metrics: ClassVar = {"accuracy": "share"}
+    ratio: ClassVar = MASK_RATIO
+
+    def __init__(self, model: TokenModel, codes: int, ratio: float | None, *, rngs: nnx.Rngs):
+        super().__init__(model, ratio, rngs=rngs)
+        drawn = initializers.cut_normal(0.02)
+        self.head = nnx.Linear(model.dim, codes, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
+
+    @classmethod
+    def make(
+        cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: nnx.Module
+    ) -> "BEiT":
+        check_hides_patches(config, model)
+        return cls(model, cls.count_codes(config, model, frozen), config.objective.mask_ratio, rngs=rngs)
+
+    @classmethod
+    def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: nnx.Module) -> int:
+        """The number of the tokeniser's codes.
+
+        Raises:
+          UserError: the frozen model gives no codes, or not one for each of the model's patches.
+        """
+        if not isinstance(frozen, CodeModel) or frozen.head is None:
+            raise UserError(
+                f"config.objective.teacher={config.objective.teacher!r} gives no codes: take a tokeniser, "
+                "such as the workdir of a run of configs/dvae.py"
+            )
+        check_same_places(config, model, "codes", frozen.code_grid, frozen.image_size, frozen.code_stride)
+        return frozen.num_classes
+
+    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+        """The loss of each image, and the share of its masked patches whose code is the likeliest.
+
+        Args:
+          batch: `image` uint8 `[batch, height, width, channels]`, `taught` where the tokeniser sees another
+            size, and what `prepare` drew.
+        """
+        wanted = self.masked_tokens(batch)
+        logits = self.predict(model, batch, now.rngs)
+        return Loss(code_losses(logits, wanted), {"accuracy": (logits.argmax(-1) == wanted).mean(axis=1)})
+
+    def tokens(self, batch: Batch) -> jax.Array:
+        """The tokeniser's codes of all patches in raster order, int32 `[batch, patches]`."""
+        return self.frozen.codes(batch.get("taught", batch["image"]))
+
+    def masked_tokens(self, batch: Batch) -> jax.Array:
+        """The tokeniser's codes of the masked patches, int32 `[batch, masked]`."""
+        return pick(self.tokens(batch)[..., None], self.positions(batch))[..., 0]
+
+    def predict(self, model: nnx.Module, batch: Batch, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Scores the codes of the masked patches, the logits, float32 `[batch, masked, codes]`."""
+        return self.logits(model, model.encode(self.embed(model, batch, rngs), rngs), batch)
+
+    def logits(self, model: nnx.Module, x: jax.Array, batch: Batch) -> jax.Array:
+        """Scores the codes of the masked patches, float32 `[batch, masked, codes]`.
+
+        Args:
+          x: all tokens after the last layer, not yet normalised, `[batch, tokens, dim]`.
+        """
+        return self.head(self.read_masked(model, x, batch))
+
+    def pictures(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
+        """The images with masked patches in grey, and with other patches in their place, in [0, 255].
+
+        These are, of all patches of the batch that are not masked, those whose code is predicted as the
+        likeliest.
+        """
+        return self.filled(batch, self.predict(model, batch)[..., self.tokens(batch).reshape(-1)])
+
+    def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
+        """Those of the student, and of the tokeniser, which has no backward pass."""
+        graphdef, weights = nnx.split(self)
+
+        def tokens(weights, batch):
+            return nnx.merge(graphdef, weights).tokens(batch)
+
+        image = jax.ShapeDtypeStruct((1, *model.image_size, model.channels), jnp.uint8)
+        taught = traced_multiply_adds(tokens, weights, batch or {"image": image})
+        return super().multiply_adds(model) + taught / 3
+
+
+def code_losses(logits: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The cross-entropy of codes of each image, the mean over its places, float32 `[batch]`.
+
+    Args:
+      logits: `[batch, places, codes]`.
+      wanted: the right codes, int32 `[batch, places]`.
+    """
+    return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(axis=1)

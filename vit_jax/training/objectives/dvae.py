@@ -1,0 +1,253 @@
+"""A discrete autoencoder, as the one of DALL-E (Ramesh et al., 2021; 2102.12092, section 2.1)."""
+
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models import initializers
+from vit_jax.models.dall_e import DVAE as Encoder
+from vit_jax.models.dall_e import CodeBlock, convolution
+from vit_jax.models.image_model import CodeModel
+from vit_jax.options import Option, number, whole
+from vit_jax.training.objectives.codes import (
+    EARLY,
+    METRICS,
+    dead_codes,
+    frequencies,
+    usage_after,
+    usage_metrics,
+)
+from vit_jax.training.objectives.objective import (
+    EVALUATION,
+    Batch,
+    Loss,
+    Now,
+    Objective,
+    check_self_supervised,
+)
+
+EDGE = 0.1  # Pixels in [0, 1] become 0.8 u + 0.1, of which the logit is finite.
+
+OPTIONS = {
+    "objective.code_temperature": Option(
+        1.0, number(above=0, most=100), "Temperature of dvae's relaxed codes at first."
+    ),
+    "objective.code_temperature_end": Option(
+        1 / 16, number(above=0, most=100), "The same at the end of its half cosine."
+    ),
+    "objective.code_temperature_steps": Option(
+        150_000, whole(0), "Updates over which the temperature of dvae's codes falls."
+    ),
+    "objective.divergence_weight": Option(
+        6.6,
+        number(least=0),
+        "Weight of dvae's divergence from even codes, summed over places, to its errors, summed over pixels.",
+    ),
+    "objective.divergence_steps": Option(
+        5000, whole(0), "Updates over which this weight rises from 0, as half a cosine."
+    ),
+}
+
+
+class DVAE(Objective):
+    """Codes for the places of an image, from which a decoder tells its pixels.
+
+    In training each place's code is drawn at random by its scores, and relaxed (Gumbel-softmax): the decoder
+    sees a mean of the codes' vectors, at a temperature that falls. The loss of an image is
+
+    - the mean over pixels and channels of -log p(pixel), p a logit-Laplace distribution whose centre and log
+      scale the decoder says (appendix A.3),
+    - plus, by the weight over the numbers of a place's pixels and channels, the mean over places of the
+      divergence of the code's distribution from that in which all are as likely.
+
+    That is the evidence bound over the number of pixels and channels. In evaluation codes are the likeliest.
+
+    Parameters: the decoder, which mirrors the encoder.
+
+    Args:
+      model: the encoder that is trained.
+      values: of `config.objective`.
+    """
+
+    metrics: ClassVar = {"divergence": "number", "error": "number", **METRICS}
+    made_by: ClassVar = ("codes",)
+
+    def __init__(self, values: ConfigDict, model: Encoder, *, rngs: nnx.Rngs):
+        self.codes, self.stride, self.channels = model.num_classes, model.code_stride, model.channels
+        self.temperature = values.code_temperature, values.code_temperature_end, values.code_temperature_steps
+        self.weight = values.divergence_weight, values.divergence_steps
+        self.decoder = Decoder(model, rngs=rngs)
+
+    @staticmethod
+    def sees_length(config: ConfigDict) -> bool:
+        return False
+
+    @staticmethod
+    def outputs(config: ConfigDict) -> int:
+        return config.objective.codes
+
+    @classmethod
+    def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "DVAE":
+        check_self_supervised(config)
+        if not isinstance(model, Encoder):
+            raise UserError(
+                f"config.objective.name='dvae' trains a model of codes and its mirror image: "
+                f"config.model.name='DVAE', and a {type(model).__name__} is none"
+            )
+        if model.num_classes != config.objective.codes:
+            raise UserError(
+                f"config.objective.codes={config.objective.codes:,}, and the model's head has "
+                f"{model.num_classes:,}: a model for this objective has a head of its codes"
+            )
+        start = config.finetune
+        if start.checkpoint and (start.head, start.objective) == ("new", "kept"):
+            raise UserError(
+                "config.finetune.head='new' makes the codes' scores anew, under a decoder of the old codes: "
+                "give config.finetune.head='kept', or config.finetune.objective='new' too"
+            )
+        return cls(config.objective, model, rngs=rngs)
+
+    def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
+        """The loss of each image, and how evenly the codes of the last updates were used.
+
+        `error` is the mean distance of the decoded pixels from the image's, of 255; `divergence` is in nats.
+
+        Args:
+          batch: `image` uint8 `[batch, height, width, channels]`.
+        """
+        images = batch["image"]
+        scores = model.code_scores(images).astype(jnp.float32)
+        said, chances = self.decode_scores(scores, now), jax.nn.log_softmax(scores)
+        divergence = (jnp.exp(chances) * (chances + math.log(self.codes))).sum(-1).mean((1, 2))
+        pixels = images.astype(jnp.float32) / 255
+        losses = logit_laplace(said, EDGE + (1 - 2 * EDGE) * pixels).mean((1, 2, 3))
+        losses += self.divergence_weight(now) / (self.stride**2 * self.channels) * divergence
+        error = jnp.abs(decoded(said) - 255 * pixels).mean((1, 2, 3))
+        usage = now.memory.get("usage", np.zeros(self.codes, np.float32))
+        chosen = scores.argmax(-1).reshape(len(scores), -1)
+        return Loss(
+            losses,
+            {"divergence": divergence, "error": error, **usage_metrics(usage, len(images))},
+            {"usage": frequencies(chosen, self.codes)},
+        )
+
+    def decode_scores(self, scores: jax.Array, now: Now) -> jax.Array:
+        """Turns scores into what the decoder says, `[batch, height, width, 2 channels]`: see `logit_laplace`.
+
+        Args:
+          scores: of the codes, `[batch, rows, columns, codes]`.
+        """
+        if now.rngs is None:
+            return self.decoder(self.decoder.vectors_of(scores.argmax(-1)))
+        noise = jax.random.gumbel(now.rngs.dropout(), scores.shape)
+        return self.decoder(self.decoder.codes(jax.nn.softmax((scores + noise) / self.heat(now))))
+
+    def heat(self, now: Now) -> jax.Array:
+        """The temperature of the relaxed codes at this update."""
+        first, last, steps = self.temperature
+        return last + (first - last) * (1 - _risen(now.update, steps))
+
+    def divergence_weight(self, now: Now) -> jax.Array:
+        """The weight of the divergence at this update; in evaluation it is that of the last."""
+        weight, steps = self.weight
+        return weight * _risen(now.update, steps)
+
+    def first_memory(self, params: dict) -> dict[str, Any]:
+        return {"usage": np.zeros(self.codes, np.float32)}
+
+    def remember(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
+        return {"usage": usage_after(memory["usage"], seen["usage"], update)}
+
+    def warning(self, means: dict[str, float], update: int) -> str | None:
+        remedy = "lower config.objective.divergence_weight or the learning rate, or ask for fewer codes"
+        # Codes part as the temperature falls.
+        return dead_codes(means, update, remedy, max(EARLY, self.temperature[2] // 10))
+
+    def pictures(self, model: CodeModel, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
+        """The images, and what the decoder makes of their codes, in [0, 255]."""
+        images = batch["image"]
+        return images.astype(jnp.float32), self.decode(model.codes(images), self.grid_of(images))
+
+    def grid_of(self, images: jax.Array) -> tuple[int, int]:
+        """Rows and columns of the codes of images `[batch, height, width, channels]`."""
+        return images.shape[1] // self.stride, images.shape[2] // self.stride
+
+    def decode(self, codes: jax.Array, grid: tuple[int, int]) -> jax.Array:
+        """Decodes codes to pixels in [0, 255], float32 `[batch, height, width, channels]`.
+
+        Args:
+          codes: int32 `[batch, rows * columns]`, in raster order.
+          grid: rows and columns.
+        """
+        return decoded(self.decoder(self.decoder.vectors_of(codes.reshape(len(codes), *grid))))
+
+
+class Decoder(nnx.Module):
+    """The mirror image of an encoder: its blocks' widths the other way round, and doubling in between.
+
+    Args:
+      encoder: the model that it mirrors, which may be abstract.
+      rngs: the key for initialisation.
+    """
+
+    def __init__(self, encoder: Encoder, *, rngs: nnx.Rngs):
+        widths, blocks = encoder.widths[::-1], encoder.blocks[::-1]
+        before, gain = max(1, widths[-1] // 2), 1 / sum(blocks) ** 2
+        values: dict[str, Any] = dict(dtype=encoder.stem.dtype, rngs=rngs)
+        drawn = initializers.normal(1 / math.sqrt(encoder.num_classes))
+        self.codes = nnx.Linear(encoder.num_classes, before, kernel_init=drawn, dtype=jnp.float32, rngs=rngs)
+        self.stages = nnx.Dict()
+        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True), start=1):
+            parts = {}
+            for place in range(1, count + 1):
+                parts[f"{place:02d}"] = CodeBlock(before, width, (1, 3, 3, 3), gain, **values)
+                before = width
+            self.stages[f"{stage}"] = nnx.Dict(parts)
+        self.output = convolution(before, 2 * encoder.channels, 1, **values)
+
+    def vectors_of(self, codes: jax.Array) -> jax.Array:
+        """The vectors of codes int32 `[batch, rows, columns]`, as `self.codes` gives them of relaxed ones."""
+        return self.codes.kernel[...][codes] + self.codes.bias[...]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[batch, rows, columns, dim]` of codes to `[batch, height, width, 2 channels]`, float32."""
+        for stage, parts in self.stages.items():
+            if stage != "1":
+                x = x.repeat(2, axis=1).repeat(2, axis=2)
+            for block in parts.values():
+                x = block(x)
+        return self.output(nnx.relu(x)).astype(jnp.float32)
+
+
+def logit_laplace(said: jax.Array, pixels: jax.Array) -> jax.Array:
+    """The negative logarithm of the density of pixels, the same shape (2102.12092, appendix A.3).
+
+    A pixel's logit has a Laplace distribution.
+
+    Args:
+      said: its centres and then the logarithms of its scales, `[..., 2 channels]`.
+      pixels: between 0 and 1, `[..., channels]`.
+    """
+    centre, scale = jnp.split(said, 2, axis=-1)
+    logit = jnp.log(pixels) - jnp.log1p(-pixels)
+    density = math.log(2) + scale + jnp.abs(logit - centre) * jnp.exp(-scale)
+    return density + jnp.log(pixels) + jnp.log1p(-pixels)
+
+
+def decoded(said: jax.Array) -> jax.Array:
+    """The pixels that a decoder says, in [0, 255]: the centres of `logit_laplace`'s `said`."""
+    centre, _ = jnp.split(said, 2, axis=-1)
+    return 255 * jnp.clip((nnx.sigmoid(centre) - EDGE) / (1 - 2 * EDGE), 0, 1)
+
+
+def _risen(update: jax.Array | int, steps: int) -> jax.Array:
+    """Rises from 0 before the first update to 1 after so many, as half a cosine; 1 where there are none."""
+    if not steps:
+        return jnp.float32(1)
+    return (1 - jnp.cos(jnp.pi * jnp.clip(jnp.asarray(update) / steps, 0, 1))) / 2

@@ -1,0 +1,62 @@
+"""Features of patches as a frozen teacher says them, and which teachers fit."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models.image_model import ImageModel, TokenModel
+from vit_jax.options import Option, one_of
+from vit_jax.training.objectives.block_masked import check_same_places
+from vit_jax.training.objectives.objective import Batch
+from vit_jax.training.objectives.prototypes import unit
+
+OPTIONS = {
+    "objective.teacher_features": Option(
+        "tokens",
+        one_of("tokens", "head"),
+        "What eva and vqkd predict of each patch: the teacher's last normalised tokens, or its head's "
+        "outputs for them, which of a CLIP's tower are its projection.",
+    ),
+}
+
+
+def features_of_teacher(config: ConfigDict, model: TokenModel, teacher: nnx.Module) -> int:
+    """Number of the features that a teacher, which may be abstract, says of each of the model's patches.
+
+    Raises:
+      UserError: it says nothing of patches, or not of these, or has no head that reads one of them.
+    """
+    values = config.objective
+    named = f"config.objective.teacher={values.teacher!r}"
+    if not isinstance(teacher, TokenModel):
+        raise UserError(f"{named} has no features of patches: take a ViT, such as CLIP's or DINO's")
+    check_same_places(config, model, "patches", teacher.grid, teacher.image_size, teacher.patch_size)
+    of_head = values.teacher_features == "head"
+    if of_head and teacher.head is None:
+        raise UserError(f"{named} has no head: config.objective.teacher_features='tokens'")
+    if of_head and not teacher.pools_plainly:
+        raise UserError(
+            f"{named} has a head that reads more than a patch's last token, as attention pooling "
+            "makes it: config.objective.teacher_features='tokens'"
+        )
+    return teacher.num_classes if of_head else teacher.dim
+
+
+def said_of_patches(teacher: ImageModel, batch: Batch, of_head: bool) -> jax.Array:
+    """The teacher's features of all patches of a batch, float32 `[batch, patches, features]`.
+
+    Args:
+      of_head: its head's outputs, in place of its last tokens.
+    """
+    x = teacher.features(batch.get("taught", batch["image"]), dense=True)
+    x = teacher.head(x) if of_head else x
+    return x.reshape(len(x), math.prod(teacher.grid), -1).astype(jnp.float32)
+
+
+def cosine(one: jax.Array, other: jax.Array) -> jax.Array:
+    """The cosine of vectors, over the last axis; 0 where one is of no length."""
+    return (unit(one) * unit(other)).sum(-1)
