@@ -10,7 +10,7 @@ from vit_jax.ledger import prices, study
 from vit_jax.ledger.stages import fine_tuning
 from vit_jax.ledger.study import Study, conduct
 from vit_jax.ledger.tables import agreement, differences, listing, means, ranking
-from vit_jax.ledger.unlabelled import MODEL, OTHERS, few_labels
+from vit_jax.ledger.unlabelled import CONVNEXT_V2, MODEL, OTHERS, few_labels
 from vit_jax.models import abstract, count_multiply_adds, model_factory
 from vit_jax.runs.jobs import Outcome
 
@@ -156,12 +156,12 @@ def test_fine_tuning_has_the_model_of_its_start_and_none_of_its_other_values(mad
         assert ("--config.optimizer.weight_decay=0.5" in trial.job.flags) == decays
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_model_of_another_family_has_the_small_vits_compute(name):
+@pytest.mark.parametrize("values", [*OTHERS.values(), CONVNEXT_V2], ids=[*OTHERS, "ConvNeXt V2"])
+def test_model_of_another_family_has_the_small_vits_compute(values):
     def multiply_adds(**values):
         return count_multiply_adds(abstract(model_factory(**values, num_classes=10, image_size=16)))
 
-    own = {key.removeprefix("model__"): value for key, value in OTHERS[name].items()}
+    own = {key.removeprefix("model__"): value for key, value in values.items()}
     assert multiply_adds(**own) == pytest.approx(multiply_adds(name=MODEL), rel=0.1)
 
 

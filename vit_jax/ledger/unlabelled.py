@@ -21,6 +21,32 @@ OTHERS = {
         "model__window": 2,
     },
 }
+# One stage of as many places as the ViT has patches, and as wide: 0.86 million, and 64,000 parameters.
+CONVNEXT_V2 = {"model__name": "ConvNeXtV2-T", "model__blocks": (6,), "model__widths": (32,)}
+# Runs that make tokenisers of 64 codes, the second with a teacher.
+TOKENISERS = {
+    "dVAE": {
+        "model__name": "DVAE",
+        "model__blocks": (1, 1, 1),
+        "model__widths": (16, 32, 64),
+        "objective__name": "dvae",
+        "objective__codes": 64,
+        "objective__divergence_weight": 1.0,
+        "objective__divergence_steps": 300,
+        "objective__code_temperature_steps": 1500,
+        "steps": 1500,
+    },
+    "VQ-KD": {
+        "objective__name": "vqkd",
+        "objective__teacher": "DINO",
+        "objective__codes": 64,
+        "objective__code_dim": 8,
+        "objective__decoder_dim": 32,
+        "objective__decoder_depth": 1,
+        "objective__decoder_heads": 4,
+        "steps": 1500,
+    },
+}
 # Objectives without labels by the values of their runs, for small models on images of 64 pixels.
 DINO = {"name": "dino", "head_hidden": 256, "bottleneck": 64, "prototypes": 1024, "teacher_momentum": 0.99}
 DINO |= {"local_crops": 4, "local_size": 32, "local_area": (0.1, 0.4)}
