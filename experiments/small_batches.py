@@ -10,7 +10,7 @@ from vit_jax.ledger.stages import grid
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import pivot
 
-BATCHES, IMAGES = (2, 8, 32, 128), 48_000
+BATCHES, IMAGES = (2, 8, 32, 128), 24_000
 LOSSES = {
     "mean": {"objective__centring": "mean"},
     "Sinkhorn-Knopp": {"objective__centring": "sinkhorn"},
@@ -31,10 +31,10 @@ def trained(study, loss, batch, seed):
 
 def read(study):
     """Accuracies, and shares of the prototypes."""
-    points = study.points("trained", "knn/digits/10", "test/prototypes_used")
+    points = study.points("trained", "knn/digits/10", "prototypes_used")
     for point in points:
         point["neighbours"] = point.pop("knn/digits/10")
-        point["prototypes"] = [used / PROTOTYPES for used in point.pop("test/prototypes_used")]
+        point["prototypes"] = [used / PROTOTYPES for used in point.pop("prototypes_used")]
     return points
 
 

@@ -96,6 +96,13 @@ def test_figure_1_has_every_parameter_of_the_layer_that_it_shows():
     assert len(shapes) == 2 + 1 + 1 + 12 + 2 + 4
 
 
+def test_small_batches_reads_what_dino_reports(made_up, monkeypatch, tmp_path):
+    asked = set()
+    monkeypatch.setattr(Study, "figure", lambda self, trial, name: asked.add(name) or len(asked))
+    conducted("small_batches", "laptop", tmp_path / "out")
+    assert asked == {"knn/digits/10", "prototypes_used"}  # As a run of configs/dino_digits.py has them.
+
+
 def test_objectnet_has_no_laptop_scale(tmp_path):
     with pytest.raises(UserError, match="no laptop scale; give --scale=paper"):
         conducted("objectnet", "laptop", tmp_path / "out")
