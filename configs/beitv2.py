@@ -47,12 +47,11 @@ def get_config(argument=None):
         config.objective.update(dict(name="beitv2", teacher=values["teacher"] or None))
         config.objective.teacher_dtype = "bfloat16"
         config.data.crop_area = (0.2, 1.0)
-        config.optimizer.beta2, config.optimizer.warmup_learning_rate = beta2, 0.0
+        config.optimizer.beta2 = beta2
         return choose(config, argument)
     if values["teacher"]:
         raise UserError(f"teacher={values['teacher']} is of task=pretrain: task={task} has none")
     if (row := TUNED.get((task, model, epochs))) is None:
         raise UserError(f"task={task} has no epochs={epochs}; there is: 1600")
     config = tuned_codes(model, row, i21k=False, mixed=task == "finetune", weight_decay=0.05, clip=0.0)
-    config.optimizer.warmup_learning_rate = 0.0
     return choose(config, argument)

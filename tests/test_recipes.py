@@ -249,7 +249,7 @@ def test_evas_pre_training_holds_the_published_values(file, argument, row):
     assert (*found, model.stochastic_depth, model.initialization, objective.embedding_gradient) == row
     assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, 0.98, 1e-6)
     assert (optimizer.weight_decay, optimizer.decay, optimizer.clip_norm) == (0.05, "kernels", 3.0)
-    assert (optimizer.warmup_learning_rate, optimizer.end_learning_rate) == (1e-6, 1e-5)
+    assert (optimizer.warmup_learning_rate, optimizer.end_learning_rate) == (0.0, 1e-5)
     assert (data.crop_area, data.image_size, data.interpolation) == ((0.2, 1.0), 224, "bicubic")
     assert (objective.name, objective.teacher_features, objective.mask_ratio) == ("eva", "head", None)
     assert round(MASK_RATIO * 256) == 105

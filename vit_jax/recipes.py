@@ -88,7 +88,7 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
         "train[:25600]",
     )
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.2, 1.0)
-    config.optimizer.warmup_learning_rate, config.optimizer.end_learning_rate = 1e-6, 1e-5
+    config.optimizer.end_learning_rate = 1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
     config.optimizer.beta2, config.optimizer.epsilon, config.optimizer.clip_norm = 0.98, 1e-6, 3.0
     return config
 
@@ -154,7 +154,7 @@ def masked_codes(model: str, row: Masked, i21k: bool) -> ConfigDict:
         config.model.mean, config.model.deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     config.data.image_size, config.data.test_resize, config.data.crop_area = 224, 256, (0.08, 1.0)
     config.augment.color_jitter = (0.4, 0.4, 0.4)  # The tokeniser sees the same.
-    config.optimizer.warmup_learning_rate, config.optimizer.end_learning_rate = 1e-6, 1e-5
+    config.optimizer.end_learning_rate = 1e-5  # The warm-up begins at 0: their --warmup_lr is not read.
     config.optimizer.clip_norm = 3.0
     return config
 
@@ -177,7 +177,7 @@ def tuned_codes(
     if row.size >= 384:
         config.data.test_crop, config.data.test_resize = "square", row.size
     config.optimizer.update(dict(average=0.0, weight_decay=weight_decay, clip_norm=clip))
-    config.optimizer.warmup_learning_rate = config.optimizer.end_learning_rate = 1e-6
+    config.optimizer.end_learning_rate = 1e-6
     return config
 
 
