@@ -2,7 +2,7 @@
 
 From one base each is changed alone, and all together; few-shot accuracy stands against compute relative to
 the base's. Small ViTs learn seven of scikit-learn's digits and are evaluated on all ten, with one seed. The
-paper's base has 8 layers of width 1,024, MLPs of 2,048 and patches of 32, on JFT-300M, 5-shot on ImageNet.
+paper's base has 8 layers of width 1,024, MLPs of 2,048 and patches of 32 (64 see 256 pixels), on JFT-300M.
 """
 
 from vit_jax.ledger.charts import lines
@@ -33,6 +33,7 @@ def pretrained(study, changed, factor, seed):
     depth, dim, hidden = (int(size * by) for size, by in zip(base, times, strict=True))
     shape = {"model__name": f"ViT-B/{int(patch / finer)}", "model__depth": depth, "model__dim": dim}
     shape |= {"model__hidden": hidden, "model__heads": dim // head}
+    shape |= {"data__image_size": 256, "data__test_resize": 292} if patch / finer == 64 else {}
     return short_run(STEPS, **shape) if study.scale == "laptop" else ("vit_b32_jft", shape | FIVE_SHOT)
 
 
