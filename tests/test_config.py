@@ -222,7 +222,6 @@ SMOKE = (
     "masked_patch_b16",
     "mae_h14",
     "mae_finetune",
-    "vqkd",
     "convnext",
     "swin",
     "deit",
