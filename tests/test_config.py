@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from vit_jax.runs import rate_search
 from vit_jax.runs.loop import train
 from vit_jax.save import save_model
 from vit_jax.training.objectives import OBJECTIVES
+from vit_jax.training.objectives.frozen import WithHeads
+from vit_jax.training.objectives.vqkd import Tokeniser
 from vit_jax.training.program import make_program, model_arguments
 
 FOLDER = Path(__file__).parents[1] / "configs"
@@ -496,6 +499,25 @@ def test_retention_that_no_checkpoint_meets_is_refused(values, words):
         configs.check(config)
 
 
+# Models of objectives that train no ViT.
+CONVOLUTIONS = {
+    "fcmae": dict(name="ConvNeXtV2-T", blocks=(1,), widths=(8,)),
+    "dvae": dict(name="DVAE", blocks=(1, 1, 1), widths=(8, 16, 32)),
+}
+
+
+def frozen_of(name: str):
+    """The abstract frozen model of 4x4 patches that an objective learns from; None: there is none."""
+    if name == "beit":
+        return abstract(model_factory(**CONVOLUTIONS["dvae"], num_classes=32, image_size=16))
+    if name not in ("distillation", "eva", "vqkd", "beitv2"):
+        return None
+    model = abstract(model_factory("ViT-Ti/4", num_classes=10, image_size=16))
+    shapes = {"projection/hidden/kernel": (model.dim,) * 2, "projection/out/kernel": (model.dim, 8)}
+    shapes["codebook"] = (32, 8)
+    return WithHeads(model, abstract(partial(Tokeniser, {}, shapes))) if name == "beitv2" else model
+
+
 @pytest.mark.slow
 def test_every_value_is_read(tmp_path, monkeypatch):
     config = load("quickstart", "smoke").unlock()
@@ -523,16 +545,16 @@ def test_every_value_is_read(tmp_path, monkeypatch):
     # Without any nobody asks for their size, and for what is masked.
     config.objective.local_crops, config.objective.patch_weight = 1, 1.0
     for name in OBJECTIVES.keys() - {"classification"}:
-        classes = 10 if OBJECTIVES[name].labels else 0
-        learns = name in ("distillation", "eva")
-        config.objective.update(dict(name=name, teacher="a teacher" if learns else None))
-        assert bool(OBJECTIVES[name].learns_from(config)) == learns
-        model = abstract(model_factory("ViT-Ti/4", num_classes=10, image_size=16)) if learns else None
-        trained = config.copy_and_resolve_references() if name == "fcmae" else config
-        if name == "fcmae":  # Of a ConvNeXt, which has no options of a ViT.
+        frozen = frozen_of(name)
+        config.objective.update(dict(name=name, teacher=None if frozen is None else "a teacher"))
+        assert bool(OBJECTIVES[name].learns_from(config)) == (frozen is not None)
+        classes = 10 if OBJECTIVES[name].labels else OBJECTIVES[name].outputs(config)
+        trained = config
+        if name in CONVOLUTIONS:  # These have no options of a ViT.
+            trained = config.copy_and_resolve_references()
             trained.model = configs.base_config().model
-            trained.model.update(dict(name="ConvNeXtV2-T", blocks=(1,), widths=(8,)))
-        make_program(trained, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=model)
+            trained.model.update(CONVOLUTIONS[name])
+        make_program(trained, num_classes=classes, steps=2, mesh=make_mesh(config.mesh), frozen=frozen)
     rate_search.rate_jobs(config, tmp_path / "sweep", given=())
     rate_search.seed_jobs(config, tmp_path / "sweep", given=(), rate=0.1)
     monkeypatch.undo()
