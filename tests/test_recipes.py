@@ -319,6 +319,10 @@ def test_the_discrete_autoencoders_config_holds_the_papers_values():
     assert (config.batch_size, config.steps, optimizer.schedule) == (512, 1_200_000, "cosine")
     assert (optimizer.learning_rate, optimizer.end_learning_rate) == (1e-4, 1.25e-6)
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay) == (0.9, 0.999, 1e-4)
+    # Of a photograph of 4:3 the squares of the paper's listing 1, in shares of the area.
+    shares = [3 / 4 * (8 / of) ** 2 for of in (12, 9)]
+    assert config.data.crop_area == pytest.approx(shares, abs=0.005)
+    assert (config.data.crop_aspect, config.data.interpolation) == ((1.0, 1.0), "area")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def masked_autoencoder(model: str) -> ConfigDict:
 
 
 class Masked(NamedTuple):
-    """A pre-training of EVA or EVA-02: epochs, batch, rate after a warm-up of epochs, stochastic depth."""
+    """A pre-training of EVA, EVA-02 or BEiT: epochs, batch, rate, epochs of warm-up, stochastic depth."""
 
     epochs: int
     batch: int
@@ -94,7 +94,7 @@ def masked_features(model: str, row: Masked, teacher: str) -> ConfigDict:
 
 
 class Tuned(NamedTuple):
-    """A fine-tuning of EVA or EVA-02: pixels, epochs, batch, rate, epochs of its warm-up, and the rest."""
+    """A fine-tuning of EVA, EVA-02 or BEiT: pixels, epochs, batch, rate, epochs of warm-up, and the rest."""
 
     size: int
     epochs: int
@@ -182,7 +182,7 @@ def tuned_codes(
 
 
 def _like_eva(model: str, epochs: int, batch: int, rate: float, warmup: int, images: int) -> ConfigDict:
-    """The values that EVA's pre-training and fine-tuning share."""
+    """The values that the pre-training and fine-tuning of EVA, EVA-02 and BEiT share."""
     config = base_config()
     config.model.name, config.model.dtype = model, "bfloat16"
     config.epochs, config.batch_size = float(epochs), batch

@@ -38,6 +38,15 @@ def assert_same(workdir, expected):
     assert figures(workdir) == figures(expected)
 
 
+def assert_goes_on_to_the_bit(config, folder):
+    """Trains a run that is `whole`, and one that is `killed` and started again."""
+    vit_jax.train(config, folder / "whole")
+    with pytest.raises(Killed):
+        vit_jax.train(config, folder / "killed", on_log=kill)
+    vit_jax.train(config, folder / "killed")
+    assert_same(folder / "killed", folder / "whole")
+
+
 @pytest.mark.slow
 def test_run_with_a_teacher_goes_on_to_the_bit_and_with_no_other_teacher(tmp_path):
     make_teacher(tmp_path / "teacher", 0)
@@ -81,11 +90,7 @@ OF_PATCHES = {
 def test_run_with_views_of_two_sizes_goes_on_to_the_bit(tmp_path, more):
     values = {"name": "dino", "head_hidden": 16, "prototypes": 12, "local_crops": 2, "local_size": 8} | more
     config = small(steps=4, evaluate_every=4, **{f"objective.{key}": x for key, x in values.items()})
-    vit_jax.train(config, tmp_path / "whole")
-    with pytest.raises(Killed):
-        vit_jax.train(config, tmp_path / "killed", on_log=kill)
-    vit_jax.train(config, tmp_path / "killed")
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert_goes_on_to_the_bit(config, tmp_path)
 
 
 @pytest.mark.slow
@@ -94,11 +99,7 @@ def test_student_of_a_frozen_teacher_with_heads_goes_on_to_the_bit_and_is_loaded
     values = {"name": "dino", "head_hidden": 16, "bottleneck": 8, "prototypes": 12, "patch_weight": 1.0}
     values |= {"patch_prototypes": 9, "patch_bottleneck": 6, "teacher": str(tmp_path / "teacher")}
     config = small(steps=4, evaluate_every=4, **{f"objective.{key}": x for key, x in values.items()})
-    vit_jax.train(config, tmp_path / "whole")
-    with pytest.raises(Killed):
-        vit_jax.train(config, tmp_path / "killed", on_log=kill)
-    vit_jax.train(config, tmp_path / "killed")
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert_goes_on_to_the_bit(config, tmp_path)
     assert vit_jax.load_model(tmp_path / "whole", say=str).dim == 16
 
 
@@ -108,11 +109,7 @@ def test_a_tokeniser_with_its_codebook_goes_on_to_the_bit(tmp_path):
     values = {"name": "vqkd", "teacher": str(tmp_path / "teacher"), "codes": 40, "code_dim": 4}
     values |= {"decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2, "revive_below": 0.5}
     config = small(steps=4, evaluate_every=4, **{f"objective.{key}": x for key, x in values.items()})
-    vit_jax.train(config, tmp_path / "whole")
-    with pytest.raises(Killed):
-        vit_jax.train(config, tmp_path / "killed", on_log=kill)
-    vit_jax.train(config, tmp_path / "killed")
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert_goes_on_to_the_bit(config, tmp_path)
     codebooks = [
         open_any(tmp_path / name).objective.memory["codebook"].read() for name in ("killed", "whole")
     ]
@@ -129,11 +126,7 @@ def test_a_student_of_a_tokeniser_with_patch_aggregation_goes_on_to_the_bit(tmp_
         **{f"objective.{key}": x for key, x in values.items()},
         **{f"model.{key}": x for key, x in model.items()},
     )
-    vit_jax.train(config, tmp_path / "whole")
-    with pytest.raises(Killed):
-        vit_jax.train(config, tmp_path / "killed", on_log=kill)
-    vit_jax.train(config, tmp_path / "killed")
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert_goes_on_to_the_bit(config, tmp_path)
 
 
 @pytest.mark.slow

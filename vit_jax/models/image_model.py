@@ -332,6 +332,9 @@ class TokenModel(ImageModel):
           count: how many.
           first: the number, from 0, of the first among its layers, by which it is drawn, and skipped.
           scheme: how they start; None: as its own.
+
+        Raises:
+          UserError: its layers are no plain ones.
         """
         raise NotImplementedError
 

@@ -573,12 +573,6 @@ class ViT(TokenModel):
         read: int | None = None,
         after: int | None = None,
     ) -> Any:
-        """All layers, `[batch, tokens, dim]` to the same shape.
-
-        Args:
-          read: return so many tokens only, the first; the last layer computes no others.
-          after: return a pair: these, and all tokens as they are after so many layers, fewer than all.
-        """
         positions = self.layer_positions(rngs)
         key = None if rngs is None else rngs.dropout()
 
@@ -613,16 +607,6 @@ class ViT(TokenModel):
     def more_layers(
         self, count: int, first: int, scheme: initializers.Scheme | None = None, *, rngs: nnx.Rngs
     ) -> nnx.Dict:
-        """Layers like its own, which read its tokens and do not belong to it.
-
-        Args:
-          count: how many.
-          first: the number, from 0, of the first among its layers, by which it is drawn, and skipped.
-          scheme: how they start; None: as its own.
-
-        Raises:
-          UserError: its layers are no plain ones.
-        """
         if self.attention == "axial":
             raise UserError("model.attention='axial' has no layers for what is beside the grid of patches")
         depth = max(self.depth, first + count)

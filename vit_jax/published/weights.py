@@ -1,8 +1,8 @@
 """The published weights that load by a name, one line each in `weights.tsv`, and what they reach.
 
-`tests/interop/write_weights.py` makes the file of timm's registry, `data_sets.py` says what the data are that
-it names, and `write_accuracies.py` what
-`accuracies.json` has of timm's evaluation; the rest of that file is from the authors' pages, which it names.
+`tests/interop/write_weights.py` makes the file of timm's registry, and `data_sets.py` says what the data are
+that it names. `write_accuracies.py` makes what `accuracies.json` has of timm's evaluation; the rest of that
+file is from the authors' pages, which it names.
 """
 
 import functools

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import base_config
 from vit_jax.models import abstract, create_model, model_factory
+from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import make_objective
 
 SMALL = dict(dim=16, depth=2, hidden=32, heads=2)
@@ -37,12 +38,31 @@ def _make(name, image_size, model, options, values):
     vit = create_model(model, num_classes=0, image_size=image_size, **small(model) | dict(options))
     objective = make_objective(config_of(name, **dict(values)), vit, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
-    for module in (vit, objective):
-        noisy = jax.tree.map(
-            lambda x: np.asarray(x) + rng.normal(0, 0.3, x.shape).astype(np.float32), nnx.state(module)
-        )
-        nnx.update(module, noisy)
-    return vit, objective
+    return noisy(vit, rng), noisy(objective, rng)
+
+
+def noisy(module, seed: int | np.random.Generator = 0, deviation: float = 0.3):
+    """The module with parameters that are not small or zero anywhere."""
+    rng = np.random.default_rng(seed)
+    add = jax.tree.map(
+        lambda x: np.asarray(x) + rng.normal(0, deviation, x.shape).astype(np.float32), nnx.state(module)
+    )
+    nnx.update(module, add)
+    return module
+
+
+def with_frozen(config: ConfigDict, model):
+    """The config's objective for a model, noisy too, with its frozen model."""
+    found = open_frozen(config)
+    objective = noisy(make_objective(config, model, rngs=nnx.Rngs(0), frozen=found.model), 1)
+    objective.frozen = nnx.merge(nnx.graphdef(found.model), found.read())
+    return objective
+
+
+def batch_of(objective, images=None):
+    """Square images, three random ones by default, with what the objective draws for them."""
+    images = random_images(3, 16, 16) if images is None else images
+    return objective.prepare({"image": images}, keys(len(images)))
 
 
 def refused(name: str, model: str = "ViT-Ti/4", image_size=16, options=None, **values) -> None:

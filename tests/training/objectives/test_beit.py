@@ -9,14 +9,20 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.training.objectives.small import SMALL, config_of, keys, random_images
-from tests.training.objectives.test_eva import noisy
+from tests.training.objectives.small import (
+    SMALL,
+    batch_of,
+    config_of,
+    keys,
+    noisy,
+    random_images,
+    with_frozen,
+)
 from vit_jax.command import read_config
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_multiply_adds, count_parameters, create_model, model_factory
 from vit_jax.models.model_card import traced_multiply_adds
-from vit_jax.runs.frozen_model import open_frozen
-from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.beit import BEiT
 from vit_jax.training.program import model_arguments
 
@@ -45,17 +51,8 @@ def made(teacher: str, image_size=SIZE, **values):
     config.data.image_size = image_size
     arguments = dict(position="bias", position_at="shared", qkv_bias="qv", layer_scale=0.1, pooling="gap")
     vit = create_model("ViT-Ti/4", num_classes=0, image_size=image_size, cls_token=True, **SMALL | arguments)
-    frozen = open_frozen(config)
-    objective = make_objective(config, noisy(vit), rngs=nnx.Rngs(0), frozen=frozen.model)
-    noisy(objective, 1)
-    wanted = objective_of(config).learns_from(config)
-    objective.frozen = vit_jax.load_model(wanted.source, say=str, **wanted.changes)
-    return vit, objective
-
-
-def batch_of(objective, images=None):
-    images = random_images(3, SIZE, SIZE) if images is None else images
-    return objective.prepare({"image": images}, keys(len(images)))
+    vit = noisy(vit)
+    return vit, with_frozen(config, vit)
 
 
 losses = jax.jit(lambda objective, model, batch: objective(model, batch))

@@ -7,8 +7,13 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.training.objectives.small import SMALL, config_of, keys, random_images
-from tests.training.objectives.test_eva import noisy
+from tests.training.objectives.small import (
+    SMALL,
+    batch_of,
+    config_of,
+    noisy,
+    with_frozen,
+)
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import write_beside
 from vit_jax.models import count_multiply_adds, create_model
@@ -57,20 +62,12 @@ def made(tokeniser: str, options=None, **values):
     config.data.image_size = SIZE
     arguments = STUDENT | dict(pooling="gap") | (options or {})
     vit = noisy(create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, **arguments))
-    frozen = open_frozen(config)
-    objective = make_objective(config, vit, rngs=nnx.Rngs(0), frozen=frozen.model)
-    noisy(objective, 1)
-    objective.frozen = nnx.merge(nnx.graphdef(frozen.model), frozen.read())
-    return vit, objective
+    return vit, with_frozen(config, vit)
 
 
 @pytest.fixture(scope="module")
 def pair(tokeniser):
     return made(tokeniser)
-
-
-def batch_of(objective, images=3):
-    return objective.prepare({"image": random_images(images, SIZE, SIZE)}, keys(images))
 
 
 losses = jax.jit(lambda objective, model, batch: objective(model, batch, EVALUATION))

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.training.objectives.small import SMALL, config_of
+from tests.training.objectives.small import SMALL, config_of, noisy
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_multiply_adds, create_model, model_factory
 from vit_jax.parallel.mesh import make_mesh, to_devices
@@ -25,10 +25,7 @@ TEACHER = dict(image_size=SIZE, dim=32, depth=2, hidden=32, heads=2, mean=0.3, d
 
 def saved(model, folder, library="timm"):
     """A folder with a model in it, whose parameters are nowhere zero."""
-    rng = np.random.default_rng(2)
-    noisy = jax.tree.map(lambda x: x + rng.normal(0, 0.2, x.shape).astype(np.float32), nnx.state(model))
-    nnx.update(model, noisy)
-    vit_jax.save_model(model, folder, library=library)
+    vit_jax.save_model(noisy(model, 2, 0.2), folder, library=library)
     return str(folder)
 
 

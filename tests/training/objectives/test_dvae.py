@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from tests.models.reference import pad_both, windows
-from tests.training.objectives.small import config_of, random_images, refused
+from tests.training.objectives.small import config_of, noisy, random_images, refused
 from vit_jax.errors import UserError
 from vit_jax.models import create_model
 from vit_jax.training.objectives import codes as code_use
@@ -24,12 +24,7 @@ def made(**values):
     model = create_model("DVAE", num_classes=CODES, **SMALL)
     objective = make_objective(config_of("dvae", codes=CODES, **values), model, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
-    for module in (model, objective):
-        noisy = jax.tree.map(
-            lambda x: np.asarray(x) + rng.normal(0, 0.2, x.shape).astype(np.float32), nnx.state(module)
-        )
-        nnx.update(module, noisy)
-    return model, objective
+    return noisy(model, rng, 0.2), noisy(objective, rng, 0.2)
 
 
 losses = jax.jit(lambda objective, model, batch, now: objective(model, batch, now))

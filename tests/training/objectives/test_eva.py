@@ -7,7 +7,14 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.training.objectives.small import SMALL, config_of, keys, random_images
+from tests.training.objectives.small import (
+    SMALL,
+    batch_of,
+    config_of,
+    noisy,
+    random_images,
+    with_frozen,
+)
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, create_model
@@ -15,23 +22,13 @@ from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs.assemble import pictures
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
-from vit_jax.training.objectives import make_objective, objective_of
+from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.objective import EVALUATION
 from vit_jax.training.objectives.patch_teacher import cosine
 from vit_jax.training.program import make_program
 
 SIZE, PATCHES, MASKED = 16, 16, 7
 TEACHER = dict(image_size=SIZE, dim=24, depth=2, hidden=32, heads=2, mean=0.3, deviation=0.2)
-
-
-def noisy(module, seed=0):
-    """The module with parameters that are not small or zero anywhere."""
-    rng = np.random.default_rng(seed)
-    add = jax.tree.map(
-        lambda x: np.asarray(x) + rng.normal(0, 0.3, x.shape).astype(np.float32), nnx.state(module)
-    )
-    nnx.update(module, add)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +53,7 @@ def made(teacher: str, pooling="cls", **values):
     config = config_of("eva", teacher=teacher, **values)
     config.data.image_size = SIZE
     vit = noisy(create_model("ViT-Ti/4", num_classes=0, image_size=SIZE, pooling=pooling, **SMALL))
-    abstract_teacher = open_frozen(config)
-    objective = make_objective(config, vit, rngs=nnx.Rngs(0), frozen=abstract_teacher.model)
-    noisy(objective, 1)
-    wanted = objective_of(config).learns_from(config)
-    objective.frozen = vit_jax.load_model(wanted.source, say=str, **wanted.changes)
-    return vit, objective
-
-
-def batch_of(objective, images=None):
-    images = random_images(3, SIZE, SIZE) if images is None else images
-    return objective.prepare({"image": images}, keys(len(images)))
+    return vit, with_frozen(config, vit)
 
 
 @pytest.mark.parametrize("features", ["tokens", "head"])

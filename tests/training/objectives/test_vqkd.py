@@ -12,8 +12,8 @@ from flax import nnx
 
 import vit_jax
 from tests.system.test_interface import small
-from tests.training.objectives.small import SMALL, config_of
-from tests.training.objectives.test_eva import TEACHER, noisy
+from tests.training.objectives.small import SMALL, config_of, noisy
+from tests.training.objectives.test_eva import TEACHER
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices

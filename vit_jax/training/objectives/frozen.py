@@ -18,8 +18,8 @@ OPTIONS = {
     "objective.teacher": Option(
         None,
         text(r".+", "a checkpoint"),
-        "The frozen model that distillation, eva, beit (a tokeniser) and, if given, dino learn from: what "
-        "`load_model` takes.",
+        "The frozen model that distillation, eva, vqkd, beit and beitv2 (of which it is a tokeniser) and, if "
+        "given, dino learn from: what `load_model` takes.",
         operational=True,  # It may have been moved: its parameters are compared.
     ),
     "objective.teacher_dtype": Option(
