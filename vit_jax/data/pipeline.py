@@ -23,7 +23,7 @@ import numpy as np
 
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.order import Order
-from vit_jax.data.preprocess import TestCrop, TrainCrop
+from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.data.views import Augmentation, Picture
 from vit_jax.errors import UserError
@@ -167,7 +167,7 @@ def evaluation_batches(
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 
-    views = views or (Picture("image", crop.size, lambda image, rng, out: crop(image, out)),)
+    views = views or (Picture("image", crop.size, FixedCrop(crop)),)
     streams = [stream for view in views for stream in view.streams]
 
     def load(number: int) -> Batch:

@@ -7,6 +7,7 @@ backgrounds are those of `vit_jax.data.decode`.
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -199,6 +200,22 @@ class TestCrop:
             return f"all of the image to {height}x{width}, {self.interpolation}"
         what = "both sides" if self.kind == "square" else "the short side"
         return f"{what} to {int(self.resize)}, the centre {height}x{width}, {self.interpolation}"
+
+
+class FixedCrop(NamedTuple):
+    """A test crop in the place of a random one: it draws nothing."""
+
+    crop: TestCrop
+
+    def __call__(
+        self, image: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The crop, uint8 `[height, width, 3]`, in `out` if given; raises `Unreadable`."""
+        return self.crop(image, out)
+
+    def open(self, image: bytes | np.ndarray | Jpeg | Pixels, several: bool = False) -> Jpeg | Pixels:
+        """The image as this crop takes it; opened once for `several` crops, it is decoded once for all."""
+        return open_image(image, self.crop.mode, self.crop.background, several)
 
 
 def sides(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -9,12 +9,12 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import check_fits
 from vit_jax.data.pipeline import SkipLog, training_batches
-from vit_jax.data.preprocess import TrainCrop
+from vit_jax.data.preprocess import FixedCrop, TrainCrop
 from vit_jax.data.randaugment import host_augmentation, resolve
 from vit_jax.data.sources.base import Source, fingerprint
 from vit_jax.data.three_augment import ThreeAugment
 from vit_jax.data.timm_augment import RandPolicy, rand_policy
-from vit_jax.data.views import Picture, pictures_of
+from vit_jax.data.views import Picture, View, pictures_of
 from vit_jax.errors import UserError
 from vit_jax.evaluation.in_training import TrainingSuites
 from vit_jax.options import Option, number, unless, whole
@@ -192,6 +192,25 @@ def pictures(config: ConfigDict) -> tuple[Picture, ...]:
 
     views = objective_of(config).views(config)
     return pictures_of(views, crop_of, config.data.image_size, image_augmentation(config))
+
+
+def evaluation_pictures(config: ConfigDict) -> tuple[Picture, ...]:
+    """The making of the views that the objective wants, of a test image; none where that is the crop alone.
+
+    Views of one rectangle are the test crop, each at its size. Others are drawn as in training, by the
+    image's number.
+    """
+    first, *others = objective_of(config).views(config)
+    if first.count or any(view.count or view.same_rectangle_as != first.name for view in others):
+        return pictures(config)
+    crop, size = test_crop(config), config.data.image_size
+
+    def shown(view: View) -> Picture:
+        own = view.size or size
+        resized = dataclasses.replace(crop, size=own, resize=crop.resize * own / size)
+        return Picture(view.name, own, FixedCrop(resized))
+
+    return tuple(map(shown, (first, *others))) if others else ()
 
 
 def image_augmentation(config: ConfigDict) -> Callable | None:

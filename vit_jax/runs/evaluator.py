@@ -23,8 +23,7 @@ class Evaluator:
     Args:
       splits: sources by name.
       say: is told of images that cannot be read.
-      views: pictures of an objective that wants several, which are drawn in evaluation as in training, for
-        `pictures` too; one picture is the test crop.
+      views: of a test image, as `evaluation_pictures` makes them; none: the test crop alone.
 
     Attributes:
       metrics: formats of the objective's, by name.
@@ -41,8 +40,7 @@ class Evaluator:
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
         )
-        several = len(views) > 1 or any(view.count for view in views)
-        self._views = dict(views=views, seed=config.seed) if several else {}
+        self._views = dict(views=views, seed=config.seed) if views else {}
         places = program.judged_places()
         both = program.graphdef, program.objective, config, program.mesh, places
         self._step, self._pictures = make_eval_step(*both), make_pictures(*both)

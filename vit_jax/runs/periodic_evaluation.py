@@ -7,7 +7,7 @@ import jax
 
 from vit_jax.evaluation.in_training import in_lines
 from vit_jax.options import Option, unless, whole
-from vit_jax.runs.assemble import Parts, pictures
+from vit_jax.runs.assemble import Parts, evaluation_pictures
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.predictions import keep
@@ -52,7 +52,7 @@ class PeriodicEvaluation:
         config, program = parts.config, parts.program
         self._parts, self._workdir, self._console, self._writer = parts, workdir, console, writer
         self._chosen_by = parts.splits.chosen_by
-        self._evaluate = Evaluator(program, parts.splits.named, config, warn, pictures(config))
+        self._evaluate = Evaluator(program, parts.splits.named, config, warn, evaluation_pictures(config))
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
         self._suites = parts.suites
         self._suites.attach(program.graphdef, shardings, warn)

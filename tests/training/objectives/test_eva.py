@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 import vit_jax
 from tests.training.objectives.small import (
@@ -19,7 +20,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds, create_model
 from vit_jax.parallel.mesh import make_mesh
-from vit_jax.runs.assemble import pictures
+from vit_jax.runs.assemble import evaluation_pictures
 from vit_jax.runs.evaluator import Evaluator
 from vit_jax.runs.frozen_model import open_frozen
 from vit_jax.training.objectives import objective_of
@@ -117,12 +118,27 @@ def test_a_run_draws_pictures_with_what_a_teacher_of_another_size_sees(teachers)
     mesh = make_mesh(config.mesh)
     program = make_program(config, num_classes=0, steps=10, mesh=mesh, frozen=frozen.model)
     splits = {"test": open_source("digits", "test[:8]")}
-    evaluate = Evaluator(program, splits, config, print, pictures(config))
+    evaluate = Evaluator(program, splits, config, print, evaluation_pictures(config))
     drawn = evaluate.pictures("test", program.judged(program.initial_state(0, frozen=frozen.read())), 3)
     assert drawn.shape == (3, 3, SIZE, SIZE, 3)
     seen, visible, _ = drawn
     hidden = (visible != seen).any(-1)
     assert (visible[hidden] == 128).all() and 0 < hidden.mean() < 1
+    np.testing.assert_array_equal(seen, evaluate.images(3))
+
+
+def test_a_test_image_is_seen_by_its_crop_at_both_sizes():
+    rng, config = np.random.default_rng(0), config_of("eva", teacher="", teacher_size=24)
+    config.data.image_size, config.data.test_resize, config.data.interpolation = SIZE, 20, "bicubic"
+    config.augment.color_jitter = (0.4, 0.4, 0.4)  # Of training images alone.
+    own, taught = evaluation_pictures(config)
+    for image in rng.integers(256, size=(2, 40, 60, 3), dtype=np.uint8):
+        for picture, size, resize in ((own, SIZE, 20), (taught, 24, 30)):
+            resized = Image.fromarray(image).resize((resize * 60 // 40, resize), Image.Resampling.BICUBIC)
+            middle = [round((side - size) / 2) for side in resized.size]
+            expected = resized.crop((*middle, *(start + size for start in middle)))
+            assert picture.augment is None
+            np.testing.assert_array_equal(picture.crop(image, rng), np.asarray(expected))
 
 
 def test_vectors_of_no_length_have_finite_gradients():
