@@ -4,7 +4,7 @@ The figures that the methods' papers print, with how each was scored; and where 
 ours at laptop scale: the small ViT pre-trained on 20,000 images of `digits` (FCMAE a ConvNeXt V2), then
 fine-tuned on 2,000 with labels. EVA's and VQ-KD's teacher is the run of DINO, DeiT's that of ConvNeXt; BEiT
 learns a dVAE's codes, BEiT v2 VQ-KD's. Only `supervised`, DeiT, ConvNeXt and Swin see all labels. A later
-method is a line of `METHODS`. Pre-training has one seed, fine-tuning three.
+method is a line of `METHODS`. Three seeds of pre-training, each with its teachers and its fine-tuning.
 """
 
 from vit_jax import published

@@ -127,9 +127,24 @@ def test_start_with_a_teacher_waits_for_the_run_that_it_names(made_up, tmp_path)
     here = Study(tmp_path, {})
     assert second(here) == []
     here.run(first(here), lambda: None)
-    (pupil,) = second(here)
-    assert [trial.factors["start"] for trial in here.trials] == ["master"]
-    assert f"--config.objective.teacher={here.trials[0].job.workdir}" in pupil.job.flags
+    pupils = second(here)
+    assert [(trial.factors["start"], trial.factors["seed"]) for trial in here.trials] == [
+        ("master", seed) for seed in (0, 1, 2)
+    ]
+    for master, pupil in zip(here.trials, pupils, strict=True):
+        assert pupil.factors["seed"] == master.factors["seed"]
+        assert f"--config.objective.teacher={master.job.workdir}" in pupil.job.flags
+
+
+def test_fine_tuning_goes_on_from_the_pre_training_of_its_seed(made_up, tmp_path):
+    *stages, tuned = few_labels({"some": {}}, steps=50, tuning_steps=9, seeds=(0, 1))
+    here = Study(tmp_path, {})
+    for stage in stages:
+        here.run(stage(here), lambda: None)
+    started = {trial.factors["seed"]: trial.job.workdir for trial in here.finished("pretrained")}
+    flags = {trial.factors["seed"]: trial.job.flags for trial in tuned(here)}
+    assert len({*started.values()}) == len(flags) == 2
+    assert all(f"--config.finetune.checkpoint={started[seed]}" in flags[seed] for seed in flags)
 
 
 def test_teachers_are_trained_in_turn_and_those_that_only_teach_are_not_fine_tuned(made_up, tmp_path):
@@ -138,7 +153,7 @@ def test_teachers_are_trained_in_turn_and_those_that_only_teach_are_not_fine_tun
         "tokeniser": {"objective__teacher": "master"},
         "master": {},
     }
-    *turns, choices, _ = few_labels(starts, steps=50, tuning_steps=9, only_teach=("tokeniser",))
+    *turns, choices, _ = few_labels(starts, steps=50, tuning_steps=9, seeds=(0,), only_teach=("tokeniser",))
     here = Study(tmp_path, {})
     for turn in turns:
         here.run(turn(here), lambda: None)

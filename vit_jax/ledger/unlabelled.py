@@ -77,7 +77,7 @@ def few_labels(
         Those of a model, as in `OTHERS`, are fine-tuning's too. An `objective__teacher` is the name of a
         start, whose run it is.
       steps: of a pre-training run, if its values do not say.
-      seeds: of fine-tuning; pre-training has one.
+      seeds: of pre-training and of the fine-tuning that follows it, and of a teacher and its pupils.
       only_teach: names of starts that are not fine-tuned, such as tokenisers.
     """
 
@@ -93,9 +93,10 @@ def few_labels(
     def pretrained(study, start, seed):
         values = {**starts[start]}
         if teacher_of(start) is not None:
-            values["objective__teacher"] = study.workdir("pretrained", start=teacher_of(start))
-            if values["objective__teacher"] is None:
+            teacher = study.workdir("pretrained", start=teacher_of(start), seed=seed)
+            if teacher is None:
                 return None
+            values["objective__teacher"] = teacher
         return config(MODEL, COLLECTION, IMAGES, values.pop("steps", steps)), values
 
     def finetuned(study, start, optimizer__learning_rate, seed):
@@ -103,7 +104,7 @@ def few_labels(
         values: dict[str, Any] = {key: value for key, value in given if key.startswith("model__")}
         values["optimizer__learning_rate"] = optimizer__learning_rate
         if is_trained(start):
-            values["finetune__checkpoint"] = study.workdir("pretrained", start=start)
+            values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=seed)
         missing = values.get("finetune__checkpoint", "") is None
         return None if missing else (config(MODEL, COLLECTION, LABELLED, tuning_steps), values)
 
@@ -122,6 +123,7 @@ def few_labels(
                 "pretrained",
                 {"start": [start for start in made if teachers_before(start) == turn]},
                 pretrained,
+                seeds,
             )
             for turn in order
         ),
