@@ -67,6 +67,7 @@ def few_labels(
     steps: int,
     tuning_steps: int,
     seeds: Sequence[int] = (0, 1, 2),
+    tuning_seeds: Sequence[int] = (),
     only_teach: Sequence[str] = (),
 ) -> list[Stage]:
     """Stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each start.
@@ -77,7 +78,8 @@ def few_labels(
         Those of a model, as in `OTHERS`, are fine-tuning's too. An `objective__teacher` is the name of a
         start, whose run it is.
       steps: of a pre-training run, if its values do not say.
-      seeds: of pre-training and of the fine-tuning that follows it, and of a teacher and its pupils.
+      seeds: of pre-training, each of a teacher, its pupils and their fine-tuning.
+      tuning_seeds: of fine-tuning, where all of it starts from the pre-training of the first seed.
       only_teach: names of starts that are not fine-tuned, such as tokenisers.
     """
 
@@ -104,7 +106,8 @@ def few_labels(
         values: dict[str, Any] = {key: value for key, value in given if key.startswith("model__")}
         values["optimizer__learning_rate"] = optimizer__learning_rate
         if is_trained(start):
-            values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=seed)
+            first = seeds[0] if tuning_seeds else seed
+            values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=first)
         missing = values.get("finetune__checkpoint", "") is None
         return None if missing else (config(MODEL, COLLECTION, LABELLED, tuning_steps), values)
 
@@ -127,5 +130,5 @@ def few_labels(
             )
             for turn in order
         ),
-        *at_best("finetuned", {"start": tuned}, finetuned, rates, held_out, seeds),
+        *at_best("finetuned", {"start": tuned}, finetuned, rates, held_out, tuning_seeds or seeds),
     ]
