@@ -4,9 +4,8 @@
 
 The values are the paper's (appendix A.2); its own training is on 250 million images for 3,000,000 updates,
 here it is ImageNet-1k for as long as the rate falls. Labels are not read: --config.data.source=folder
---config.data.path=DIR trains on a folder of images. The parameters are not averaged, as the paper's are.
---config.objective.codes=1024 asks for fewer codes, --config.model.widths=128,256,512,1024 for a smaller
-model. `configs/beit.py` trains a ViT on the tokens.
+--config.data.path=DIR trains on a folder of images. --config.objective.codes=1024 asks for fewer codes,
+--config.model.widths=128,256,512,1024 for a smaller model. `configs/beit.py` trains a ViT on the tokens.
 """
 
 from vit_jax.config import base_config, choose
@@ -26,5 +25,6 @@ def get_config(argument=None):
     config.optimizer.learning_rate, config.optimizer.end_learning_rate = 1e-4, 1.25e-6
     config.optimizer.schedule, config.optimizer.warmup_steps = "cosine", 0
     config.optimizer.weight_decay, config.optimizer.clip_norm = 1e-4, 0.0
+    config.optimizer.average = 0.999
     config.evaluate_every = config.checkpoint.every = 5000
     return choose(config, argument)

@@ -21,6 +21,7 @@ DVAE = {
     "data.test_resize": 16,
     "objective.name": "dvae",
     "objective.codes": 12,
+    "optimizer.average": 0.5,
 }
 BEIT = {
     "model.name": "ViT-Ti/4",
@@ -43,6 +44,20 @@ def test_a_tokeniser_and_what_learns_from_it_go_on_to_the_bit(tmp_path):
             vit_jax.train(config, tmp_path / f"{name} killed", on_log=kill)
         vit_jax.train(config, tmp_path / f"{name} killed")
         assert_same(tmp_path / f"{name} killed", tmp_path / name)
+
+
+@pytest.mark.slow
+def test_a_run_from_an_averaged_tokeniser_begins_with_both_averages(tmp_path):
+    config = small(steps=6, evaluate_every=6, **DVAE)
+    first = vit_jax.train(config, tmp_path / "first")
+    still = {"optimizer.learning_rate": 0.0, "finetune.checkpoint": str(tmp_path / "first")}
+    kept = {"finetune.head": "kept", "finetune.objective": "kept"}
+    again = vit_jax.train(small(steps=2, evaluate_every=2, **DVAE | still | kept), tmp_path / "again")
+    assert again["loss"] == pytest.approx(first["loss"], rel=1e-5)
+    as_trained = vit_jax.train(
+        small(steps=6, evaluate_every=6, **DVAE | {"optimizer.average": 0.0}), tmp_path / "as trained"
+    )
+    assert as_trained["loss"] != pytest.approx(first["loss"], rel=1e-5)
 
 
 @pytest.mark.slow

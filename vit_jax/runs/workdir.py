@@ -380,6 +380,7 @@ def _objective_params(workdir: Path, config: ConfigDict, step: int) -> Objective
     kind, objective = objective_of(config), config.objective
     if not kind.made_by:
         return None
+    remembered = kind.own_memory(config)
     said = {
         name: value
         for name, value in objective.items()
@@ -394,16 +395,16 @@ def _objective_params(workdir: Path, config: ConfigDict, step: int) -> Objective
         return load_items(folder, {item: like}, str(step))[item]
 
     def own():
-        if kind.own_memory:
-            return saved().get(kind.own_memory, {})
+        if remembered:
+            return saved().get(remembered, {})
         start = "objective/"
         extra = saved().get("extra", {}).items()
         return {path.removeprefix(start): shape for path, shape in extra if path.startswith(start)}
 
     def sources(shapes):
         check_shapes(shown(workdir), objective.name, own(), shapes)
-        if kind.own_memory:
-            params = load(kind.own_memory, _abstract(own()))
+        if remembered:
+            params = load(remembered, _abstract(own()))
         else:
             params = load("extra", {"objective": _abstract(own())})["objective"]
         return {path: functools.partial(_at, params, path) for path in shapes}

@@ -141,6 +141,38 @@ def test_the_use_of_codes_is_a_mean_over_the_last_updates():
     np.testing.assert_allclose(metrics["codes_used"], [3 / CODES] * 2, rtol=1e-6)
 
 
+def test_averages_of_both_halves_are_what_evaluation_sees():
+    model, objective = made()
+    config = config_of("dvae", codes=CODES)
+    config.optimizer.average = 0.75
+    averaged = nnx.clone(objective)
+    averaged.average = make_objective(config, model, rngs=nnx.Rngs(0)).average
+    assert (averaged.judged(config), averaged.own_memory(config)) == ("average", "own_average")
+
+    rng, encoders, decoders = np.random.default_rng(0), [], []
+    first = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    memory = averaged.first_memory(first)
+    for update in range(1, 4):
+        noisy(model, rng), noisy(averaged, rng)
+        encoders.append(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+        decoders.append(averaged.own_weights())
+        seen = {"usage": np.zeros((5, CODES), np.float32)}
+        memory = averaged.remember(memory, encoders[-1], seen, jnp.int32(update))
+    shares = 0.75 ** np.arange(3)[::-1]
+    for name, weights in (("average", encoders), ("own_average", decoders)):
+        mean = jax.tree.map(lambda *x: np.average(x, axis=0, weights=shares), *weights)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), memory[name], mean)
+
+    images, now = {"image": random_images(2, 16, 24)}, Now(memory=memory)
+    nnx.update(objective, memory["own_average"])
+    found, expected = losses(averaged, model, images, now), losses(objective, model, images, EVALUATION)
+    np.testing.assert_allclose(found.each, expected.each, rtol=1e-5)
+    drawn, expected = averaged.pictures(model, images, now)[1], objective.pictures(model, images)[1]
+    np.testing.assert_allclose(drawn, expected, atol=1e-2)
+    far = losses(averaged, model, images, EVALUATION).each
+    assert np.abs(far - found.each).max() > 0.01
+
+
 def test_codes_that_have_died_are_warned_of():
     _, objective = made(code_temperature_steps=6000)
     dead, alive = ({"codes_used": share, "perplexity": 3.0} for share in (0.01, 0.5))

@@ -128,7 +128,7 @@ def test_evaluation_does_not_depend_on_the_batch(name):
         ({"augment.level": "medium1"}, "augment.mixup is 0.2 and must be 0"),
         ({"augment.erasing": 0.5}, "augment.erasing is 0.5 and must be 0"),
         ({"finetune.train": "lora"}, "trains all parameters"),
-        ({"optimizer.average": 0.9}, "evaluates them as they are"),
+        ({"optimizer.average": 0.9}, "keeps no average of the parameters: config.optimizer.average is 0.9"),
     ],
 )
 def test_what_an_objective_without_labels_cannot_use_is_refused(values, words):

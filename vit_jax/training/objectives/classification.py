@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
 from vit_jax.options import SHARE, Option, one_of, unless
-from vit_jax.training.memory import Momentum, polyak_share
-from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
+from vit_jax.training.memory import Momentum
+from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective, average_of
 
 LOSSES = ("softmax", "sigmoid", "binary")
 
@@ -96,9 +96,8 @@ class Classification(Objective):
 
 def values_of(config: ConfigDict) -> dict[str, Any]:
     """The arguments of a `Classification` that the config gives."""
-    factor, start = config.optimizer.average, config.optimizer.average_from
-    average = Momentum(polyak_share(factor, start)) if factor else None
-    return dict(loss=config.loss.name, smoothing=config.loss.label_smoothing, average=average)
+    smoothing = config.loss.label_smoothing
+    return dict(loss=config.loss.name, smoothing=smoothing, average=average_of(config))
 
 
 def multi_hot(labels: jax.Array, num_classes: int) -> jax.Array:

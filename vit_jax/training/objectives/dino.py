@@ -210,7 +210,6 @@ class DINO(Objective):
     )
     optional: ClassVar = ("mask", "patch_head")
     carried: ClassVar = ("centre", "patch_centre")
-    own_memory: ClassVar = "teacher_head"
 
     def __init__(self, values: ConfigDict, model: ImageModel, steps: int, *, rngs: nnx.Rngs):
         self.features = _width(model, model.image_size)
@@ -309,6 +308,10 @@ class DINO(Objective):
     @staticmethod
     def judged(config: ConfigDict) -> str | None:
         return "teacher"
+
+    @staticmethod
+    def own_memory(config: ConfigDict) -> str | None:
+        return "teacher_head"
 
     def held(self) -> Mapping[str, int]:
         heads = {"head": self.head} | ({"patch_head": self.patch_head} if self.patch_head else {})

@@ -15,6 +15,7 @@ from vit_jax.models.dall_e import DVAE as Encoder
 from vit_jax.models.dall_e import CodeBlock, convolution
 from vit_jax.models.image_model import CodeModel
 from vit_jax.options import Option, number, whole
+from vit_jax.training.memory import Momentum, with_weights
 from vit_jax.training.objectives.codes import (
     EARLY,
     METRICS,
@@ -29,9 +30,11 @@ from vit_jax.training.objectives.objective import (
     Loss,
     Now,
     Objective,
+    average_of,
     check_self_supervised,
 )
 
+AVERAGE, OWN_AVERAGE = "average", "own_average"  # Memories: of the encoder's and the decoder's parameters.
 EDGE = 0.1  # Pixels in [0, 1] become 0.8 u + 0.1, of which the logit is finite.
 
 OPTIONS = {
@@ -67,18 +70,21 @@ class DVAE(Objective):
       divergence of the code's distribution from that in which all are as likely.
 
     That is the evidence bound over the number of pixels and channels. In evaluation codes are the likeliest.
+    With `config.optimizer.average` encoder and decoder are judged, and left behind, as their averages.
 
     Parameters: the decoder, which mirrors the encoder.
 
     Args:
       model: the encoder that is trained.
       values: of `config.objective`.
+      average: what makes the averages of the parameters; None: there are none.
     """
 
     metrics: ClassVar = {"divergence": "number", "error": "number", **METRICS}
     made_by: ClassVar = ("codes",)
 
-    def __init__(self, values: ConfigDict, model: Encoder, *, rngs: nnx.Rngs):
+    def __init__(self, values: ConfigDict, model: Encoder, average: Momentum | None, *, rngs: nnx.Rngs):
+        self.average = average
         self.codes, self.stride, self.channels = model.num_classes, model.code_stride, model.channels
         self.temperature = values.code_temperature, values.code_temperature_end, values.code_temperature_steps
         self.weight = values.divergence_weight, values.divergence_steps
@@ -89,12 +95,20 @@ class DVAE(Objective):
         return False
 
     @staticmethod
+    def judged(config: ConfigDict) -> str | None:
+        return AVERAGE if config.optimizer.average else None
+
+    @staticmethod
+    def own_memory(config: ConfigDict) -> str | None:
+        return OWN_AVERAGE if config.optimizer.average else None
+
+    @staticmethod
     def outputs(config: ConfigDict) -> int:
         return config.objective.codes
 
     @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "DVAE":
-        check_self_supervised(config)
+        check_self_supervised(config, averages=True)
         if not isinstance(model, Encoder):
             raise UserError(
                 f"config.objective.name='dvae' trains a model of codes and its mirror image: "
@@ -111,7 +125,7 @@ class DVAE(Objective):
                 "config.finetune.head='new' makes the codes' scores anew, under a decoder of the old codes: "
                 "give config.finetune.head='kept', or config.finetune.objective='new' too"
             )
-        return cls(config.objective, model, rngs=rngs)
+        return cls(config.objective, model, average_of(config), rngs=rngs)
 
     def __call__(self, model: nnx.Module, batch: Batch, now: Now = EVALUATION) -> Loss:
         """The loss of each image, and how evenly the codes of the last updates were used.
@@ -144,9 +158,15 @@ class DVAE(Objective):
           scores: of the codes, `[batch, rows, columns, codes]`.
         """
         if now.rngs is None:
-            return self.decoder(self.decoder.vectors_of(scores.argmax(-1)))
+            return self.judged_decoder(now).of_codes(scores.argmax(-1))
         noise = jax.random.gumbel(now.rngs.dropout(), scores.shape)
         return self.decoder(self.decoder.codes(jax.nn.softmax((scores + noise) / self.heat(now))))
+
+    def judged_decoder(self, now: Now) -> "Decoder":
+        """The decoder that evaluation sees: of the averaged parameters where there are any."""
+        if OWN_AVERAGE not in now.memory:
+            return self.decoder
+        return with_weights(self.decoder, now.memory[OWN_AVERAGE]["decoder"])
 
     def heat(self, now: Now) -> jax.Array:
         """The temperature of the relaxed codes at this update."""
@@ -159,10 +179,17 @@ class DVAE(Objective):
         return weight * _risen(now.update, steps)
 
     def first_memory(self, params: dict) -> dict[str, Any]:
-        return {"usage": np.zeros(self.codes, np.float32)}
+        memory: dict[str, Any] = {"usage": np.zeros(self.codes, np.float32)}
+        if self.average:
+            memory |= {AVERAGE: params, OWN_AVERAGE: self.own_weights()}
+        return memory
 
     def remember(self, memory: dict, params: dict, seen: dict, update: jax.Array) -> dict:
-        return {"usage": usage_after(memory["usage"], seen["usage"], update)}
+        new = {"usage": usage_after(memory["usage"], seen["usage"], update)}
+        if self.average:
+            new[AVERAGE] = self.average.after(memory[AVERAGE], params, update)
+            new[OWN_AVERAGE] = self.average.after(memory[OWN_AVERAGE], self.own_weights(), update)
+        return new
 
     def warning(self, means: dict[str, float], update: int) -> str | None:
         remedy = "lower config.objective.divergence_weight or the learning rate, or ask for fewer codes"
@@ -172,20 +199,8 @@ class DVAE(Objective):
     def pictures(self, model: CodeModel, batch: Batch, now: Now = EVALUATION) -> tuple[jax.Array, jax.Array]:
         """The images, and what the decoder makes of their codes, in [0, 255]."""
         images = batch["image"]
-        return images.astype(jnp.float32), self.decode(model.codes(images), self.grid_of(images))
-
-    def grid_of(self, images: jax.Array) -> tuple[int, int]:
-        """Rows and columns of the codes of images `[batch, height, width, channels]`."""
-        return images.shape[1] // self.stride, images.shape[2] // self.stride
-
-    def decode(self, codes: jax.Array, grid: tuple[int, int]) -> jax.Array:
-        """Decodes codes to pixels in [0, 255], float32 `[batch, height, width, channels]`.
-
-        Args:
-          codes: int32 `[batch, rows * columns]`, in raster order.
-          grid: rows and columns.
-        """
-        return decoded(self.decoder(self.decoder.vectors_of(codes.reshape(len(codes), *grid))))
+        codes = model.code_scores(images).argmax(-1)
+        return images.astype(jnp.float32), decoded(self.judged_decoder(now).of_codes(codes))
 
 
 class Decoder(nnx.Module):
@@ -211,9 +226,9 @@ class Decoder(nnx.Module):
             self.stages[f"{stage}"] = nnx.Dict(parts)
         self.output = convolution(before, 2 * encoder.channels, 1, **values)
 
-    def vectors_of(self, codes: jax.Array) -> jax.Array:
-        """The vectors of codes int32 `[batch, rows, columns]`, as `self.codes` gives them of relaxed ones."""
-        return self.codes.kernel[...][codes] + self.codes.bias[...]
+    def of_codes(self, codes: jax.Array) -> jax.Array:
+        """Decodes codes int32 `[batch, rows, columns]` to `[batch, height, width, 2 channels]`."""
+        return self(self.codes.kernel[...][codes] + self.codes.bias[...])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[batch, rows, columns, dim]` of codes to `[batch, height, width, 2 channels]`, float32."""

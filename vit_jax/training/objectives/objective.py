@@ -12,6 +12,7 @@ from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.training.memory import Momentum, polyak_share
 from vit_jax.training.objectives.frozen import Frozen
 
 Batch = dict[str, jax.Array]
@@ -70,8 +71,6 @@ class Objective(nnx.Module):
       optional: parts of its own, by the start of their paths, that a run may have and its checkpoint not, or
         the other way round where the run has none of them.
       carried: names of memories that are taken from a checkpoint with its parameters.
-      own_memory: the memory that holds its own parameters as they are beside the judged ones; None: those
-        that are trained.
       frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
       pictures: None, or `(model, batch, now) -> (visible, predicted)`, which draws what is left of the images
         and what is predicted, each `[batch, height, width, channels]` in [0, 255].
@@ -82,7 +81,6 @@ class Objective(nnx.Module):
     made_by: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()
-    own_memory: ClassVar[str | None] = None
     frozen: nnx.Module | None = None
     pictures = None
 
@@ -116,6 +114,14 @@ class Objective(nnx.Module):
     @staticmethod
     def judged(config: ConfigDict) -> str | None:
         """Name of the memory that holds the parameters that are evaluated, and loaded as the run's model.
+
+        None: those that are trained.
+        """
+        return None
+
+    @staticmethod
+    def own_memory(config: ConfigDict) -> str | None:
+        """Name of the memory that holds its own parameters as they are beside the judged ones.
 
         None: those that are trained.
         """
@@ -194,8 +200,12 @@ class Objective(nnx.Module):
         return traced_multiply_adds(losses, weights, batch or {"image": image}, jax.random.key(0))
 
 
-def check_self_supervised(config: ConfigDict) -> None:
-    """Raises UserError for values that an objective without labels cannot use."""
+def check_self_supervised(config: ConfigDict, averages: bool = False) -> None:
+    """Raises UserError for values that an objective without labels cannot use.
+
+    Args:
+      averages: the objective may be judged by an average of its parameters.
+    """
     name = config.objective.name
     _, mixup = resolve(config.augment.level, config.augment.randaugment, config.augment.mixup)
     for key, value in dict(mixup=mixup, cutmix=config.augment.cutmix, erasing=config.augment.erasing).items():
@@ -204,8 +214,18 @@ def check_self_supervised(config: ConfigDict) -> None:
                 f"config.augment.{key} is {value} and must be 0: config.objective.name={name!r} "
                 "predicts what is in whole images"
             )
-    if config.finetune.train != "all" or config.optimizer.average:
+    if config.finetune.train != "all":
         raise UserError(
-            f"config.objective.name={name!r} trains all parameters and evaluates them as they are: "
-            "config.finetune.train='all' and config.optimizer.average=0"
+            f"config.objective.name={name!r} trains all parameters: config.finetune.train must be 'all'"
         )
+    if config.optimizer.average and not averages:
+        raise UserError(
+            f"config.objective.name={name!r} keeps no average of the parameters: config.optimizer.average "
+            f"is {config.optimizer.average:g} and must be 0"
+        )
+
+
+def average_of(config: ConfigDict) -> Momentum | None:
+    """The average of the parameters that a config asks for; None: it asks for none."""
+    factor, start = config.optimizer.average, config.optimizer.average_from
+    return Momentum(polyak_share(factor, start)) if factor else None
