@@ -147,17 +147,6 @@ def test_fine_tuning_goes_on_from_the_pre_training_of_its_seed(made_up, tmp_path
     assert all(f"--config.finetune.checkpoint={started[seed]}" in flags[seed] for seed in flags)
 
 
-def test_fine_tuning_may_start_over_and_over_from_one_pre_training(made_up, tmp_path):
-    *stages, tuned = few_labels({"some": {}}, steps=50, tuning_steps=9, seeds=(4,), tuning_seeds=(0, 1))
-    here = Study(tmp_path, {})
-    for stage in stages:
-        here.run(stage(here), lambda: None)
-    (start,) = here.finished("pretrained")
-    trials = tuned(here)
-    assert [trial.factors["seed"] for trial in trials] == [0, 1] and start.factors["seed"] == 4
-    assert all(f"--config.finetune.checkpoint={start.job.workdir}" in trial.job.flags for trial in trials)
-
-
 def test_teachers_are_trained_in_turn_and_those_that_only_teach_are_not_fine_tuned(made_up, tmp_path):
     starts = {
         "pupil": {"objective__teacher": "tokeniser"},

@@ -67,7 +67,6 @@ def few_labels(
     steps: int,
     tuning_steps: int,
     seeds: Sequence[int] = (0, 1, 2),
-    tuning_seeds: Sequence[int] = (),
     only_teach: Sequence[str] = (),
 ) -> list[Stage]:
     """Stages: `pretrained`, then `finetuned` at the rate that held-out images choose for each start.
@@ -78,8 +77,7 @@ def few_labels(
         Those of a model, as in `OTHERS`, are fine-tuning's too. An `objective__teacher` is the name of a
         start, whose run it is.
       steps: of a pre-training run, if its values do not say.
-      seeds: of pre-training, each of a teacher, its pupils and their fine-tuning.
-      tuning_seeds: of fine-tuning, where all of it starts from the pre-training of the first seed.
+      seeds: of pre-training and of the fine-tuning that follows it, and of a teacher and its pupils.
       only_teach: names of starts that are not fine-tuned, such as tokenisers.
     """
 
@@ -106,8 +104,7 @@ def few_labels(
         values: dict[str, Any] = {key: value for key, value in given if key.startswith("model__")}
         values["optimizer__learning_rate"] = optimizer__learning_rate
         if is_trained(start):
-            first = seeds[0] if tuning_seeds else seed
-            values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=first)
+            values["finetune__checkpoint"] = study.workdir("pretrained", start=start, seed=seed)
         missing = values.get("finetune__checkpoint", "") is None
         return None if missing else (config(MODEL, COLLECTION, LABELLED, tuning_steps), values)
 
@@ -130,5 +127,5 @@ def few_labels(
             )
             for turn in order
         ),
-        *at_best("finetuned", {"start": tuned}, finetuned, rates, held_out, tuning_seeds or seeds),
+        *at_best("finetuned", {"start": tuned}, finetuned, rates, held_out, seeds),
     ]
