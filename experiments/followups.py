@@ -56,5 +56,5 @@ EXPERIMENT = Experiment(
     read=lambda study: study.points("finetuned", "accuracy"),
     table=table,
     finding=lambda figures: f"Here, with a tenth of the labels: {ranking(means(figures, 'start'))}.",
-    minutes=62,
+    minutes=112,
 )
