@@ -54,4 +54,4 @@ def finding(figures):
 
 SHARED = dict(claim="ViTs are about as fast as ResNets of like compute, and need less memory.", read=read)
 SHARED |= dict(table=table, draw=draw, finding=finding)
-EXPERIMENT = Experiment(**SHARED, place="Figure 12", paper=Experiment(**SHARED), minutes=6)
+EXPERIMENT = Experiment(**SHARED, place="Figure 12", paper=Experiment(**SHARED), minutes=3)
