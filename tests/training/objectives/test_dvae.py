@@ -19,10 +19,12 @@ SMALL = dict(blocks=(1, 1, 1), widths=(8, 8, 16), image_size=(16, 24))
 CODES = 11
 
 
-def made(**values):
+def made(average=0.0, **values):
     """A small encoder and the objective, with parameters that are not small or zero anywhere."""
     model = create_model("DVAE", num_classes=CODES, **SMALL)
-    objective = make_objective(config_of("dvae", codes=CODES, **values), model, rngs=nnx.Rngs(0))
+    config = config_of("dvae", codes=CODES, **values)
+    config.optimizer.average = average
+    objective = make_objective(config, model, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     return noisy(model, rng, 0.2), noisy(objective, rng, 0.2)
 
@@ -142,11 +144,9 @@ def test_the_use_of_codes_is_a_mean_over_the_last_updates():
 
 
 def test_averages_of_both_halves_are_what_evaluation_sees():
-    model, objective = made()
-    config = config_of("dvae", codes=CODES)
+    (_, objective), (model, averaged) = made(), made(average=0.75)
+    config = config_of("dvae")
     config.optimizer.average = 0.75
-    averaged = nnx.clone(objective)
-    averaged.average = make_objective(config, model, rngs=nnx.Rngs(0)).average
     assert (averaged.judged(config), averaged.own_memory(config)) == ("average", "own_average")
 
     rng, encoders, decoders = np.random.default_rng(0), [], []
