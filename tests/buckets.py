@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -41,13 +42,32 @@ def variables_of_server(kind: str) -> dict[str, str]:
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # Asks Google itself.
         }
     pytest.importorskip("s3fs", reason='pip install -e ".[cloud]"')
-    moto = pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+    moto = pytest.importorskip("moto.moto_server.werkzeug_app")
+    from werkzeug.serving import make_server  # Which moto brings.
+
+    application = moto.DomainDispatcherApplication(moto.create_backend_app)
+    server = make_server(
+        "127.0.0.1", 0, one_at_a_time(application), threaded=True, request_handler=moto.MotoRequestHandler
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     return {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
         "AWS_ACCESS_KEY_ID": "ada",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
+
+
+def one_at_a_time(application: Callable) -> Callable:
+    """The application, which begins with a request when it has done the one before.
+
+    S3 makes an object of a name once, whoever asks at the same moment; moto looks whether it is there and
+    then stores it, so that two requests at once both made it.
+    """
+    turn = threading.Lock()
+
+    def answer(environment, start_response):
+        with turn:
+            return application(environment, start_response)
+
+    return answer
