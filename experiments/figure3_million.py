@@ -1,0 +1,60 @@
+"""Figure 3's fourth decade, by longer runs: python -m vit_jax.experiment figure3_million --out=DIR
+
+The two smaller ViTs and the smallest BiT on the first 1,000, 10,000, 100,000 and 1,000,000 images of
+`letters`, all for 3,900 steps, three times those of figure 3: the runs on a million see half of them, each
+once. Each family's rate is chosen by short runs of its smallest model on 100,000 other images. Few-shot on
+four alphabets, and fine-tuned on 2,000 images of one. One seed each.
+"""
+
+from vit_jax.ledger.charts import lines
+from vit_jax.ledger.laptop import DOWNSTREAM, MODELS, config, family_of, fewshot, mean_fewshot, shorter
+from vit_jax.ledger.stages import at_best, grid
+from vit_jax.ledger.study import Experiment
+from vit_jax.ledger.tables import crossings, pivot
+
+STEPS = 3900
+FACTORS = {"model": (*MODELS["ViT"][:2], MODELS["BiT"][0]), "images": (10**3, 10**4, 10**5, 10**6)}
+RATES = {"optimizer__learning_rate": (2e-3, 5e-3)}
+
+
+def pretrained(study, model, images, seed, **rate):
+    """A run on the first images of `letters`."""
+    return config(model, images=images, steps=STEPS), fewshot(STEPS) | rate
+
+
+def finetuned(study, model, images, seed):
+    """A run on 2,000 images of another alphabet."""
+    start = study.workdir("pretrained", model=model, images=images, seed=seed)
+    return start and (config(model, "cyrillic", 2000, 300), {"finetune__checkpoint": start})
+
+
+def read(study):
+    """Accuracies on letters and few-shot, and fine-tuned."""
+    points = study.points("pretrained", "accuracy", *(f"fewshot/{name}/10" for name in DOWNSTREAM))
+    kept = (*FACTORS, "seeds", "accuracy")
+    pretrained = [{key: point[key] for key in kept} | {"few-shot": mean_fewshot(point)} for point in points]
+    return {"pretrained": pretrained, "finetuned": study.points("finetuned", "accuracy")}
+
+
+def table(figures):
+    """Accuracies on letters and few-shot, then those of fine-tuning."""
+    shown = (("pretrained", "accuracy"), ("pretrained", "few-shot"), ("finetuned", "accuracy"))
+    return "\n\n".join(pivot(figures[stage], *FACTORS, name) for stage, name in shown)
+
+
+EXPERIMENT = Experiment(
+    claim="Convolutions are ahead on few pre-training images, Transformers on a million.",
+    place="Figure 3",
+    stages=(
+        *at_best(
+            *("pretrained", FACTORS, pretrained, RATES, shorter(600), (0,)),
+            alike=lambda cell: {"model": MODELS[family_of(cell["model"])][0], "images": 10**5},
+        ),
+        grid("finetuned", FACTORS, finetuned),
+    ),
+    read=read,
+    table=table,
+    draw=lambda study, figures: {"figure3_million": lines(figures["finetuned"], "images", by=["model"])},
+    finding=lambda figures: crossings(figures["finetuned"], "images", FACTORS["model"]),
+    minutes=60,
+)
