@@ -47,6 +47,7 @@ def test_hybrid_equals_a_plain_forward_pass(overrides):
     [
         dict(resnet_blocks=(2, 1)),
         dict(resnet_blocks=(1, 1), image_size=(35, 50), channels=1),  # Odd sides all the way down.
+        dict(resnet_blocks=(2, 2), image_size=(8, 5)),  # Maps of 2x2 and of one place.
         dict(resnet_blocks=(1,), resnet_width=2, channels=5, num_classes=0),
         dict(resnet_blocks=(1, 2), resnet_width=3 / 8, resnet_stem="small", image_size=(13, 18)),
     ],
