@@ -56,5 +56,5 @@ EXPERIMENT = Experiment(
     table=table,
     draw=lambda study, figures: {"figure3_million": lines(figures["finetuned"], "images", by=["model"])},
     finding=lambda figures: crossings(figures["finetuned"], "images", FACTORS["model"]),
-    minutes=60,
+    minutes=31,
 )
