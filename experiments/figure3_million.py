@@ -1,9 +1,8 @@
 """Figure 3's fourth decade, by longer runs: python -m vit_jax.experiment figure3_million --out=DIR
 
 The two smaller ViTs and the smallest BiT on the first 1,000, 10,000, 100,000 and 1,000,000 images of
-`letters`, all for 3,900 steps, three times those of figure 3: the runs on a million see half of them, each
-once. Each family's rate is chosen by short runs of its smallest model on 100,000 other images. Few-shot on
-four alphabets, and fine-tuned on 2,000 images of one. One seed each.
+`letters`, for 3,900 steps, three times figure 3's: of a million half are seen, each once. A family's rate is
+chosen by short runs of its smallest model on other images. Few-shot and fine-tuned on alphabets. One seed.
 """
 
 from vit_jax.ledger.charts import lines
@@ -12,9 +11,8 @@ from vit_jax.ledger.stages import at_best, grid
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import crossings, pivot
 
-STEPS = 3900
+STEPS, RATES = 3900, {"optimizer__learning_rate": (2e-3, 5e-3)}
 FACTORS = {"model": (*MODELS["ViT"][:2], MODELS["BiT"][0]), "images": (10**3, 10**4, 10**5, 10**6)}
-RATES = {"optimizer__learning_rate": (2e-3, 5e-3)}
 
 
 def pretrained(study, model, images, seed, **rate):
@@ -29,7 +27,7 @@ def finetuned(study, model, images, seed):
 
 
 def read(study):
-    """Accuracies on letters and few-shot, and fine-tuned."""
+    """Accuracies of the pre-training runs, on letters and few-shot, and of fine-tuning."""
     points = study.points("pretrained", "accuracy", *(f"fewshot/{name}/10" for name in DOWNSTREAM))
     kept = (*FACTORS, "seeds", "accuracy")
     pretrained = [{key: point[key] for key in kept} | {"few-shot": mean_fewshot(point)} for point in points]
@@ -37,9 +35,11 @@ def read(study):
 
 
 def table(figures):
-    """Accuracies on letters and few-shot, then those of fine-tuning."""
-    shown = (("pretrained", "accuracy"), ("pretrained", "few-shot"), ("finetuned", "accuracy"))
-    return "\n\n".join(pivot(figures[stage], *FACTORS, name) for stage, name in shown)
+    """Accuracies on letters, few-shot and fine-tuned."""
+    pretrained = [point | {"letters": point["accuracy"]} for point in figures["pretrained"]]
+    finetuned = [point | {"fine-tuned": point["accuracy"]} for point in figures["finetuned"]]
+    shown = {"letters": pretrained, "few-shot": pretrained, "fine-tuned": finetuned}
+    return "\n\n".join(pivot(points, *FACTORS, name) for name, points in shown.items())
 
 
 EXPERIMENT = Experiment(

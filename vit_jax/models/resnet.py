@@ -20,7 +20,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.family import Family
 from vit_jax.models.image_model import ImageModel, height_and_width
-from vit_jax.models.layers import named, run_layers
+from vit_jax.models.layers import named, platform, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import interpolation
 from vit_jax.options import Option, flag, number, one_of, several, whole
@@ -112,7 +112,8 @@ class StdConv(nnx.Module):
         deviation = jnp.sqrt(kernel.var(axis=(0, 1, 2)) + self.rules.variance_epsilon)
         kernel = (kernel - mean) / (deviation + self.rules.deviation_epsilon)
         x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
-        if self.size == 3 and self.stride == 1 and max(x.shape[1:3]) <= 2:
+        small = self.size == 3 and self.stride == 1 and max(x.shape[1:3]) <= 2
+        if small and platform() == "cpu":
             return _convolve_small_maps(x, kernel)
         pad = (self.size - 1) // 2
         return jax.lax.conv_general_dilated(
@@ -127,7 +128,7 @@ class StdConv(nnx.Module):
 def _convolve_small_maps(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A 3x3 convolution of maps of at most 2x2, as the product in which each place sees all.
 
-    XLA's own for CPUs takes 4 to 20 times as long on these, in training 3 to 8 times.
+    XLA's own for CPUs takes 8 to 20 times as long, with gradients 3 to 7 times (docs/performance.md).
     """
     # By input and output place, the element of the kernel that lies between them, from 0 to 2.
     rows, columns = (np.subtract.outer(np.arange(size), np.arange(size)) + 1 for size in x.shape[1:3])
