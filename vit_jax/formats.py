@@ -5,6 +5,7 @@ on with the meaning they began with, spelled out in today's values, or are refus
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -13,15 +14,20 @@ from vit_jax.config import VALUES, from_json, leaves
 from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
 
-FORMAT = 4
+FORMAT = 5
 
 
-def saved_config(text: str, format: int) -> ConfigDict:
+# Until format 4 fine-tuning went on with these of the checkpoint's run; values by which they do nothing.
+CARRIED = {"attention_dropout": 0.0, "uniform_depth": False, "depth_by": "image", "rope_rescale": 1.0}
+
+
+def saved_config(text: str, format: int, model: Mapping[str, Any]) -> ConfigDict:
     """The config of a run, in today's values.
 
     Args:
       text: of the run's `config.json`.
       format: of its manifest.
+      model: the model's arguments, of its manifest.
     """
     config = from_json(text)
     if format < 2:
@@ -30,6 +36,8 @@ def saved_config(text: str, format: int) -> ConfigDict:
         config.update_from_flattened_dict(_format_2(config))
     if format < 4:
         config.update_from_flattened_dict(_format_3(config))
+    if format < 5:
+        config.update_from_flattened_dict(_format_4(config, model))
     return config
 
 
@@ -57,7 +65,20 @@ def _format_3(config: ConfigDict) -> dict[str, Any]:
     return {"finetune.objective": "new"} if starts else {}
 
 
-def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, list[str]]:
+def _format_4(config: ConfigDict, model: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a config's text meant until format 4, where that differs."""
+    if config.finetune.checkpoint in (None, "handed_in"):  # A model that is handed in keeps its own.
+        return {}
+    return {
+        f"model.{name}": model[name]
+        for name, idle in CARRIED.items()
+        if config.model[name] is None and model.get(name, idle) != idle
+    }
+
+
+def settled(
+    config: ConfigDict, text: str, format: int, model: Mapping[str, Any]
+) -> tuple[ConfigDict, list[str]]:
     """The config with which a run goes on that began with the text `text`, and what differs from `config`.
 
     In an earlier format what has come since keeps the meaning that the run began with, whatever a recipe
@@ -72,7 +93,7 @@ def settled(config: ConfigDict, text: str, format: int) -> tuple[ConfigDict, lis
         return config, []
     if format < 2:
         _check_what_is_gone(from_json(text))
-    saved, given = dict(leaves(saved_config(text, format))), dict(leaves(config))
+    saved, given = dict(leaves(saved_config(text, format, model))), dict(leaves(config))
     known = dict(leaves(ConfigDict(json.loads(text))))
     kept = {
         key: saved[key]

@@ -113,11 +113,21 @@ def test_run_whose_decoder_or_heads_started_at_random_goes_on_so(objective, form
     config = base_config()
     config.objective.name, config.finetune.checkpoint = objective, "/some/encoder"
     text = json.loads(to_json(config))
-    goes_on, notes = settled(config, json.dumps(text), format)
+    goes_on, notes = settled(config, json.dumps(text), format, {})
     assert (goes_on.finetune.objective, notes) == ("new", ["config.finetune.objective is 'new'"])
     del text["finetune"]["objective"]
-    assert settled(config, json.dumps(text), format)[1] == notes
-    assert settled(config, to_json(config), format + 1) == (config, [])
+    assert settled(config, json.dumps(text), format, {})[1] == notes
+    assert settled(config, to_json(config), format + 1, {}) == (config, [])
+
+
+def test_run_that_took_over_the_regularisation_of_its_checkpoint_goes_on_so():
+    config = base_config()
+    config.finetune.checkpoint, config.model.depth_by = "/some/encoder", "subset"
+    model = dict(attention_dropout=0.4, uniform_depth=False, depth_by="subset", rope_rescale=1.0)
+    goes_on, notes = settled(config, to_json(config), 4, model)
+    assert goes_on.model.attention_dropout == 0.4
+    assert notes == ["config.model.attention_dropout is 0.4"]
+    assert settled(config, to_json(config), 5, model) == (config, [])
 
 
 @pytest.mark.slow

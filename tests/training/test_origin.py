@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from tests.interop.helpers import random_model, write
+from vit_jax.interop.checkpoint import Checkpoint, complete, skeleton
+from vit_jax.models import FAMILIES
 from vit_jax.recipes import finetune
+from vit_jax.runs import warm_start
 from vit_jax.runs.warm_start import find_origin, has_resnet
 
 SMALL = {
@@ -41,3 +44,33 @@ def test_a_new_head_has_the_deviation_that_the_config_gives(tmp_path):
     assert not np.any(drawn["bias"])
     np.testing.assert_array_equal(drawn["kernel"], head(0.02)["kernel"])
     assert not np.array_equal(drawn["kernel"], head(0.02, seed=1)["kernel"])
+
+
+# All arguments by which a run regularises its model, by the papers that each comes from.
+REGULARISED = dict(dropout=0.3, attention_dropout=0.4, stochastic_depth=0.2)
+REGULARISED |= dict(uniform_depth=True, depth_by="subset", rope_rescale=2.0)
+UNREGULARISED = dict(dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0)
+UNREGULARISED |= dict(uniform_depth=False, depth_by="image", rope_rescale=1.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_fine_tuning_takes_over_no_regularisation(family, monkeypatch):
+    name = "DINOv3-S/16" if family.name == "ViT" else family.names[0]
+    values = family.parse(name)
+    values |= family.smallest(values) | dict(num_classes=2)
+    known = complete(family.model, values).keys()
+    own = {name: value for name, value in REGULARISED.items() if name in known}
+    arguments = complete(family.model, values | own)
+    _, shapes = skeleton(family.model, arguments)
+    checkpoint = Checkpoint(
+        "/a/run", "a run", family.model, arguments, shapes, lambda path: np.zeros(shapes[path])
+    )
+    monkeypatch.setattr(warm_start, "open_any", lambda *given: checkpoint)
+    config = finetune("imagenet2012", size=arguments["image_size"][0])
+    config.finetune.checkpoint = "/a/run"
+    origin = find_origin(config, 2)
+    assert {name: origin.arguments[name] for name in own} == {name: UNREGULARISED[name] for name in own}
+    assert not own or any("not as the checkpoint's run was" in line for line in origin.found)
+    if own:
+        config.model.stochastic_depth = 0.1
+        assert find_origin(config, 2).arguments["stochastic_depth"] == 0.1

@@ -19,21 +19,12 @@ Tensors = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 Values = dict[str, Any]  # Arguments of a model.
 
+# Arguments that belong to the run that trains a model: another run has its own.
+REGULARISATION = {"dropout", "attention_dropout", "stochastic_depth", "uniform_depth", "depth_by"}
+REGULARISATION |= {"rope_rescale"}
 # Arguments that change nothing in what a trained model computes of images of its size.
-TRAINING_ONLY = {
-    "position_resize",
-    "rope_rescale",
-    "dropout",
-    "attention_dropout",
-    "stochastic_depth",
-    "uniform_depth",
-    "depth_by",
-    "head_bias",
-    "head_deviation",
-    "initialization",
-    "layer_scale",
-}
-TRAINING_ONLY |= {"remat", "scan", "dtype"}
+TRAINING_ONLY = REGULARISATION | {"position_resize", "head_bias", "head_deviation", "initialization"}
+TRAINING_ONLY |= {"layer_scale", "remat", "scan", "dtype"}
 
 
 class ObjectiveFormat(NamedTuple):

@@ -1,5 +1,6 @@
 """The model of a run and its first parameters: drawn from the seed, or those of a checkpoint."""
 
+import inspect
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from vit_jax.interop.checkpoint import (
     params_of,
     sketch,
 )
+from vit_jax.interop.library import REGULARISATION
 from vit_jax.models import family_of, model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, one_of, text
@@ -131,13 +133,22 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
         )
     del wanted["name"]
     wanted = loose | wanted
-    # How it was regularised belongs to the run that made it.
-    own_run = ("dropout", "stochastic_depth", "head_bias", "head_deviation")
-    wanted = {name: 0.0 for name in own_run if name in own} | wanted
+    defaults = {name: value for name, value in _training_defaults(checkpoint.model).items() if name in own}
+    wanted = defaults | wanted
     arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new", seed=config.seed)
     found = [checkpoint.describe(), *done.describe()]
+    if left := [name for name in sorted(REGULARISATION & own.keys()) if arguments[name] != own[name]]:
+        was = ", ".join(f"{name}={own[name]}" for name in left)
+        found.append(f"regularised by config.model, not as the checkpoint's run was ({was})")
     seen = _interpolation(config, checkpoint)
     return Origin(checkpoint.model, arguments, sources, found, seen, checkpoint.objective)
+
+
+def _training_defaults(model: type[ImageModel]) -> dict[str, Any]:
+    """The defaults of a model's arguments that no later run takes over: regularisation, the head's start."""
+    parameters = inspect.signature(model.__init__).parameters
+    names = REGULARISATION | {"head_bias", "head_deviation"}
+    return {name: parameters[name].default for name in names & parameters.keys()}
 
 
 def with_objective(origin: Origin, config: ConfigDict, own: dict, memory: dict) -> Origin:
@@ -237,6 +248,13 @@ def _handed_in_origin(config: ConfigDict, num_classes: int, model: ImageModel | 
     wanted = {name: value for name, value in model_arguments(config).items() if name != "name"}
     arguments, sources, done = fit(checkpoint, wanted)
     found = [checkpoint.describe(), *done.describe()]
+    defaults = _training_defaults(checkpoint.model)
+    if kept := [
+        name for name in sorted(REGULARISATION & defaults.keys()) if arguments[name] != defaults[name]
+    ]:
+        found.append(
+            "regularised as it is handed in: " + ", ".join(f"{name}={arguments[name]}" for name in kept)
+        )
     return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
 
 

@@ -200,13 +200,15 @@ def saved_run(workdir: Path) -> SavedRun | None:
         raise UserError(
             f"{shown(workdir)}/{MANIFEST} is damaged: it does not say the model; put back a copy of it"
         )
-    return SavedRun(written, saved_config(written, format), manifest, format)
+    return SavedRun(written, saved_config(written, format, manifest["model"]), manifest, format)
 
 
 def settled_config(workdir: Path, config: ConfigDict) -> tuple[ConfigDict, list[str]]:
     """The config with which the run in a workdir goes on, if one is there, and what differs from `config`."""
     saved = saved_run(workdir)
-    return settled(config, saved.text, saved.format) if saved else (config, [])
+    if saved is None:
+        return config, []
+    return settled(config, saved.text, saved.format, saved.manifest["model"])
 
 
 def check_shared(workdir: Path, peers: Peers) -> None:
