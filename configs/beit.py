@@ -17,7 +17,7 @@ writes it, or one that configs/dvae.py has trained: it sees each crop at 112 pix
 For another, say --config.objective.teacher_size.
 """
 
-from vit_jax.config import choose, named_values
+from vit_jax.config import choose, chosen_teacher, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import Masked, Tuned, masked_codes, tuned_codes
 
@@ -55,7 +55,7 @@ def get_config(argument=None):
         config = masked_codes(model, row, i21k=task == "pretrain")
         if task == "pretrain":
             config.optimizer.warmup_steps = WARM_UP
-        config.objective.teacher = values["teacher"] or None
+        config.objective.teacher = chosen_teacher(values["teacher"], argument)
         config = choose(config, argument)
         config.objective.teacher_size = config.data.image_size // 2  # Its codes are half as wide as patches.
         return config

@@ -11,7 +11,7 @@ epochs, or 300 (`epochs=300`). Fine-tuned they reach 85.5 and 87.3 %, after 300 
 which reaches 86.5 and 88.4 %.
 """
 
-from vit_jax.config import choose, named_values
+from vit_jax.config import choose, chosen_teacher, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import Masked, Tuned, masked_codes, tuned_codes
 
@@ -44,7 +44,8 @@ def get_config(argument=None):
         stochastic_depth, beta2 = PRETRAINED[epochs]
         row = Masked(int(epochs), 2048, 1.5e-3, 10, stochastic_depth)
         config = masked_codes(model, row, i21k=False)
-        config.objective.update(dict(name="beitv2", teacher=values["teacher"] or None))
+        config.objective.name = "beitv2"
+        config.objective.teacher = chosen_teacher(values["teacher"], argument)
         config.objective.teacher_dtype = "bfloat16"
         config.data.crop_area = (0.2, 1.0)
         config.optimizer.beta2 = beta2

@@ -15,7 +15,7 @@ a head say `--config.objective.teacher_features=tokens`. The authors mask 105 pa
 many are masked here in each image.
 """
 
-from vit_jax.config import choose, named_values
+from vit_jax.config import choose, chosen_teacher, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import Masked, Tuned, masked_features, tuned_features
 
@@ -37,7 +37,7 @@ def get_config(argument=None):
     if task == "pretrain":
         if values["size"]:
             raise UserError(f"size={values['size']} is of fine-tuning: task=pretrain sees 224 pixels")
-        config = masked_features(model, PRETRAINED, values["teacher"] or TEACHER)
+        config = masked_features(model, PRETRAINED, chosen_teacher(values["teacher"], argument, TEACHER))
         config.model.initialization = "beit"
         return choose(config, argument)
     if values["teacher"]:

@@ -17,7 +17,7 @@ too: `--config.finetune.checkpoint=hf://timm/eva02_base_patch14_224.mim_in22k`.
 masked here in each image.
 """
 
-from vit_jax.config import choose, named_values
+from vit_jax.config import choose, chosen_teacher, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import Masked, Tuned, masked_features, tuned_features
 
@@ -58,6 +58,6 @@ def get_config(argument=None):
         if values["teacher"]:
             raise UserError(f"teacher={values['teacher']} is of task=pretrain: task={task} has none")
         return choose(tuned_features(model, TUNED[task][model], task == "finetune_i21k"), argument)
-    config = masked_features(model, PRETRAINED[model], values["teacher"] or TEACHER)
+    config = masked_features(model, PRETRAINED[model], chosen_teacher(values["teacher"], argument, TEACHER))
     config.model.initialization, config.objective.embedding_gradient = "eva02", 0.1
     return choose(config, argument)

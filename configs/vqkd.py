@@ -8,7 +8,7 @@ another teacher with a head for patches; without a head say `--config.objective.
 `configs/beitv2.py` predicts the codes.
 """
 
-from vit_jax.config import base_config, choose, named_values
+from vit_jax.config import base_config, choose, chosen_teacher, named_values
 from vit_jax.errors import UserError
 from vit_jax.recipes import IMAGENET_IMAGES
 
@@ -23,7 +23,8 @@ def get_config(argument=None):
     config = base_config()
     config.model.update(dict(name=values["model"], dtype="bfloat16", gelu="erf", initialization="vqkd"))
     config.model.update(dict(pooling="gap", cls_token=True, qkv_bias="qv"))
-    config.objective.update(dict(name="vqkd", teacher=values["teacher"] or TEACHER))
+    config.objective.name = "vqkd"
+    config.objective.teacher = chosen_teacher(values["teacher"], argument, TEACHER)
     config.objective.update(dict(teacher_features="head", teacher_dtype="bfloat16"))
     config.objective.update(dict(decoder_dim=768, decoder_depth=int(values["decoder"]), decoder_heads=12))
     config.epochs, config.batch_size = 100.0, 512

@@ -28,11 +28,45 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # Set for the workers by the 
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Leaves to .ci/run what needs the PyTorch libraries, and all variants but the first of `one_variant`.
+SKIPPED = "vit_jax/skipped"  # In pytest's cache: the tests that the last `pytest` skipped.
 
-    To import these libraries takes long, and much memory.
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--rest",
+        action="store_true",
+        help="run what `pytest` alone left out: slow tests, and those that it skipped for want of a library",
+    )
+
+
+def pytest_configure(config):
+    if config.option.rest:
+        config.option.markexpr = "not study"
+    elif not hasattr(config, "workerinput"):  # The process that gets the reports of all workers.
+        config.pluginmanager.register(SkippedTests(config.cache))
+
+
+class SkippedTests:
+    """Keeps the names of the tests that were skipped when they last ran, for `--rest`."""
+
+    def __init__(self, cache):
+        self.cache, self.names = cache, {*cache.get(SKIPPED, [])}
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped:
+            self.names.add(report.nodeid)
+        elif report.when == "call":
+            self.names.discard(report.nodeid)
+
+    def pytest_sessionfinish(self):
+        self.cache.set(SKIPPED, sorted(self.names))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leaves to `--rest` what needs the PyTorch libraries, and all variants but the first of `one_variant`.
+
+    Importing these libraries takes long, and much memory.
     """
     seen = set()
     for item in items:
@@ -41,6 +75,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
         elif variant:
             seen.add(variant)
+    if config.option.rest:
+        skipped = {*config.cache.get(SKIPPED, [])}
+        items[:] = [item for item in items if item.get_closest_marker("slow") or item.nodeid in skipped]
 
 
 @pytest.fixture(autouse=True, scope="module")

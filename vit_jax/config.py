@@ -91,6 +91,11 @@ def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str],
     return values, ",".join(rest)
 
 
+def chosen_teacher(named: str, argument: str | None, default: str | None = None) -> str | None:
+    """The teacher that a config's argument names, else a random one for `smoke`, else the default."""
+    return named or ("random" if argument == "smoke" else default)
+
+
 def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     """The config itself, or with the argument `smoke` its two-step version on synthetic images."""
     if not argument:

@@ -195,7 +195,7 @@ def _put_into_cache(cache: Path, folder: Path, name: str) -> None:
 def _try(usage: Usage, place: Path, expected: np.ndarray) -> Tried | str:
     """The lines with their distance, or in words why they are not shown."""
     if missing := [name for name in usage.packages if importlib.util.find_spec(name) is None]:
-        return f"it needs {' and '.join(missing)}, which is not installed here, so they cannot be tried"
+        return f"not tried, since {', '.join(missing)} cannot be imported here"
     (place / _RESULT).unlink(missing_ok=True)
     script, code = place / "usage.py", usage.code
     if command := re.match(r"\$ python (.*)", code):

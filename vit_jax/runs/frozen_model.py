@@ -19,7 +19,7 @@ from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.warm_start import fingerprint_of, objective_shapes
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import objective_of
-from vit_jax.training.objectives.frozen import Frozen, WithHeads
+from vit_jax.training.objectives.frozen import RANDOM, Frozen, WithHeads
 
 # Nearly all parameters of a transformer. The head's are used as they are, a BiT's are standardised first.
 ROUNDED = re.compile(r"(^|/)(attention|mlp)/(?!bias_mlp/).*kernel$")
@@ -72,6 +72,8 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
                 "take config.objective.name='distillation'"
             )
         return None
+    if wanted.source == RANDOM:
+        return _random_frozen(config, class_names)
     try:
         checkpoint = open_any(wanted.source, wanted.changes.get("image_size"))
         arguments, sources, done = fit(checkpoint, dict(wanted.changes))
@@ -90,6 +92,16 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
     if config.objective.teacher_dtype == "bfloat16":
         model = _halved(model)
     return FrozenModel(model, sources, [checkpoint.describe(), *done.describe()])
+
+
+def _random_frozen(config: ConfigDict, class_names: Sequence[str]) -> FrozenModel:
+    """The small untrained model that `teacher='random'` stands for; the same for every process."""
+    num_classes = len(class_names) or config.data.num_classes or 0
+    model = objective_of(config).random_teacher(config, num_classes, nnx.Rngs(0))
+    params = {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(_params(model))}
+    sources = {path: partial(np.asarray, x) for path, x in params.items()}
+    found = ["config.objective.teacher='random': a small untrained model, which is for smoke tests alone"]
+    return FrozenModel(abstract(lambda *, rngs: model), sources, found)
 
 
 def _with_heads(

@@ -9,10 +9,11 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.models import initializers
+from vit_jax.models import initializers, model_factory
 from vit_jax.models.image_model import CodeModel, TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
+from vit_jax.training.objectives.frozen import teacher_patch
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
 
@@ -49,6 +50,13 @@ class BEiT(BlockMasked):
     ) -> "BEiT":
         check_hides_patches(config, model)
         return cls(model, cls.count_codes(config, model, frozen), config.objective.mask_ratio, rngs=rngs)
+
+    @classmethod
+    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+        size = config.objective.teacher_size or config.data.image_size
+        stages = teacher_patch(config, size).bit_length()  # Each but the first halves the sides.
+        small = dict(blocks=(1,) * stages, widths=tuple(8 * 2**stage for stage in range(stages)))
+        return model_factory("DVAE", num_classes=config.objective.codes, image_size=size, **small)(rngs=rngs)
 
     @classmethod
     def count_codes(cls, config: ConfigDict, model: TokenModel, frozen: nnx.Module) -> int:

@@ -13,10 +13,11 @@ from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import named, run_layers
 from vit_jax.options import Option, whole
 from vit_jax.training.objectives.beit import BEiT, code_losses
-from vit_jax.training.objectives.block_masked import check_same_places
+from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
 from vit_jax.training.objectives.frozen import Frozen, WithHeads
 from vit_jax.training.objectives.masking import check_hides_patches
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
+from vit_jax.training.objectives.prototypes import unit
 from vit_jax.training.objectives.vqkd import Tokeniser
 
 OPTIONS = {
@@ -78,6 +79,18 @@ class BEiTv2(BEiT):
     @staticmethod
     def learns_from(config: ConfigDict) -> Frozen:
         return BEiT.learns_from(config)._replace(objective="vqkd", beside=Tokeniser)
+
+    @classmethod
+    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> WithHeads:
+        encoder, values = BlockMasked.random_teacher(config, 0, rngs), config.objective
+        shapes = {
+            "projection/hidden/kernel": (encoder.dim, encoder.dim),
+            "projection/out/kernel": (encoder.dim, values.code_dim),
+            "codebook": (values.codes, values.code_dim),
+        }
+        tokeniser = Tokeniser({}, shapes, rngs=rngs)
+        tokeniser.codebook[...] = unit(jax.random.normal(rngs.params(), shapes["codebook"]))
+        return WithHeads(encoder, tokeniser)
 
     @classmethod
     def make(

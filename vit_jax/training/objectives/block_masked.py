@@ -15,7 +15,7 @@ from vit_jax.models.image_model import TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.options import Option, whole
 from vit_jax.training.objectives.block_masks import block_masks
-from vit_jax.training.objectives.frozen import Frozen, teacher_of
+from vit_jax.training.objectives.frozen import Frozen, random_vit, teacher_of
 from vit_jax.training.objectives.masking import patchify, pick, put, unpatchify
 from vit_jax.training.objectives.objective import Batch, Objective
 
@@ -77,6 +77,11 @@ class BlockMasked(Objective):
     @staticmethod
     def learns_from(config: ConfigDict) -> Frozen:
         return teacher_of(config, image_size=config.objective.teacher_size or config.data.image_size)
+
+    @classmethod
+    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+        size = config.objective.teacher_size or config.data.image_size
+        return random_vit(config, size, num_classes, rngs=rngs)
 
     def prepare(self, batch: Batch, keys: jax.Array) -> Batch:
         """The batch with `masked` bool `[batch, patches]`, drawn for each image from its key."""

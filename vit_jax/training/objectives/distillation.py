@@ -13,7 +13,7 @@ from vit_jax.models import count_multiply_adds
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options import SHARE, Option, number, one_of
 from vit_jax.training.objectives.classification import Classification, correct, values_of
-from vit_jax.training.objectives.frozen import Frozen, teacher_of
+from vit_jax.training.objectives.frozen import Frozen, random_vit, teacher_of
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
 
 OPTIONS = {
@@ -62,6 +62,10 @@ class Distillation(Classification):
     @staticmethod
     def learns_from(config: ConfigDict) -> Frozen:
         return teacher_of(config, image_size=config.data.image_size)
+
+    @classmethod
+    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+        return random_vit(config, config.data.image_size, num_classes, rngs=rngs)
 
     @classmethod
     def make(

@@ -11,15 +11,18 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
+from vit_jax.models import model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
 from vit_jax.options import Option, one_of, text
+
+RANDOM = "random"
 
 OPTIONS = {
     "objective.teacher": Option(
         None,
         text(r".+", "a checkpoint"),
         "The frozen model that distillation, eva, vqkd, beit and beitv2 (of which it is a tokeniser) and, if "
-        "given, dino learn from: what `load_model` takes.",
+        "given, dino learn from: what `load_model` takes. 'random' is a small untrained one, for `:smoke`.",
         operational=True,  # It may have been moved: its parameters are compared.
     ),
     "objective.teacher_dtype": Option(
@@ -70,3 +73,19 @@ def teacher_of(config: ConfigDict, **changes: Any) -> Frozen:
     if values.teacher_dtype:
         changes["dtype"] = values.teacher_dtype
     return Frozen(values.teacher, changes)
+
+
+def teacher_patch(config: ConfigDict, image_size: int) -> int:
+    """Returns the side of a patch in images of `image_size` pixels that hold as many as the run's images."""
+    patch = config.model.patch_size or parse_name(config.model.name)[1].get("patch_size")
+    return image_size if patch is None else patch * image_size // config.data.image_size
+
+
+def random_vit(config: ConfigDict, image_size: int, num_classes: int, *, rngs: nnx.Rngs) -> ImageModel:
+    """Returns a small untrained ViT with as many patches as the run's model has.
+
+    Args:
+      image_size: side of its images in pixels.
+    """
+    small = dict(patch_size=teacher_patch(config, image_size), dim=16, depth=1, heads=2, hidden=32)
+    return model_factory("ViT-Ti/16", num_classes=num_classes, image_size=image_size, **small)(rngs=rngs)

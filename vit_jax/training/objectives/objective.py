@@ -106,6 +106,21 @@ class Objective(nnx.Module):
         """The frozen model that it wants beside the one that is trained; None: there is none."""
         return None
 
+    @classmethod
+    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+        """Returns a small untrained model of the kind that `learns_from` describes, for smoke tests.
+
+        Args:
+          num_classes: number of the data's classes.
+
+        Raises:
+          UserError: there is none for this objective.
+        """
+        raise UserError(
+            f"config.objective.teacher='random' is unsupported with config.objective.name="
+            f"{config.objective.name!r}: give a checkpoint"
+        )
+
     @staticmethod
     def outputs(config: ConfigDict) -> int:
         """Width of its model's head where it needs no labels; 0: it has none."""

@@ -215,6 +215,10 @@ class VQKD(Objective):
         return BlockMasked.learns_from(config)
 
     @classmethod
+    def random_teacher(cls, config: ConfigDict, num_classes: int, rngs: nnx.Rngs) -> nnx.Module:
+        return BlockMasked.random_teacher(config, num_classes, rngs)
+
+    @classmethod
     def make(
         cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs, *, frozen: ImageModel
     ) -> "VQKD":
