@@ -42,7 +42,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.option.rest:
         config.option.markexpr = "not study"
-    elif not hasattr(config, "workerinput"):  # The process that gets the reports of all workers.
+    elif not hasattr(config, "workerinput") and hasattr(config, "cache"):  # It gets the workers' reports.
         config.pluginmanager.register(SkippedTests(config.cache))
 
 
