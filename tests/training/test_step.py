@@ -153,6 +153,21 @@ def test_update_that_is_not_finite_is_left_out_and_counted():
     assert float(metrics["steps"]) == 1 and np.isfinite(float(metrics["loss"]))
 
 
+@pytest.mark.parametrize("name", ["adam", "adafactor"])
+def test_an_update_behind_a_skipped_one_is_the_first_of_its_direction(name):
+    settings = dict(name=name, learning_rate=1e-3, weight_decay=0.0, clip_norm=0.0)
+    step, state, metrics, *_, mesh = setup(**settings)
+    good = jax.device_get(state["params"]["head"]["bias"])
+    state["params"]["head"]["bias"] = jax.device_put(np.full_like(good, np.nan))
+    state, metrics = step(state, metrics, make_batch(mesh))
+    state["params"]["head"]["bias"] = jax.device_put(good)
+    before = jax.device_get(state["params"]["head"])
+    state, _ = step(state, metrics, make_batch(mesh))
+    moved = np.abs(jax.device_get(state["params"]["head"]["bias"]) - before["bias"])
+    # Adam's first update is the learning rate, Adafactor's momentum makes it a tenth of that.
+    np.testing.assert_allclose(moved, 1e-3 * {"adam": 1, "adafactor": 0.1}[name], rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_schedule_goes_on_where_an_update_is_left_out():
     plain = dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0)

@@ -67,6 +67,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Clip by norm, the direction that is named, weight decay, learning rate by layer.
 
+    Its `update` takes `finite`, as of `unless_skipped`: only the schedules count a skipped one.
+
     Weight decay is decoupled, added to the direction (Loshchilov and Hutter, 2019), or coupled, added to the
     clipped gradient from which the direction is made, as in PyTorch's SGD.
 
@@ -86,7 +88,7 @@ def make_optimizer(
             f"config.optimizer.clip_update = {config.clip_update} is of optimizer.name='adafactor', not of "
             f"{config.name!r}; use 0, and optimizer.clip_norm for the gradient"
         )
-    direction = direction_of(config)
+    direction = unless_skipped(direction_of(config))
     # Optax counts from 0; the first update is t = 1.
     changing = (lambda count: weight_decay(count + 1)) if callable(weight_decay) else weight_decay
     decay = optax.add_decayed_weights(changing, mask=DECAYED[config.decay])
@@ -108,6 +110,21 @@ def make_optimizer(
     if trained is None:
         return whole
     return optax.partition({True: whole, False: optax.set_to_zero()}, trained)
+
+
+def unless_skipped(direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """A direction whose whole state, its count of updates included, stays as it is in a skipped update.
+
+    Its `update` takes `finite`, False for a skipped update; None: whether the gradient is finite.
+    """
+
+    def update(updates, state, params=None, *, finite=None):
+        if finite is None:
+            finite = jnp.isfinite(optax.tree.norm(updates))
+        updates, new = direction.update(updates, state, params)
+        return updates, jax.tree.map(partial(jnp.where, finite), new, state)
+
+    return optax.GradientTransformationExtraArgs(direction.init, update)
 
 
 def check_first(config: ConfigDict, changes: Callable[[dict], dict] | None, weights: dict) -> None:

@@ -213,17 +213,10 @@ def make_train_step(
             ((loss, more), gradient), seen = gradients(old, frozen, state["memory"], update, batch, key)
         with jax.named_scope("optimizer"):
             norm = optax.tree.norm(gradient)
-            updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old)
-            weights = optax.apply_updates(old, updates)
             finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-
-            def guarded(new, old):
-                # Counts go on, so that the schedule ends where it should.
-                return jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new
-
-            weights, optimizer_state = jax.tree.map(
-                guarded, (weights, optimizer_state), (old, state["optimizer"])
-            )
+            updates, optimizer_state = optimizer.update(gradient, state["optimizer"], old, finite=finite)
+            keep = partial(jax.tree.map, partial(jnp.where, finite))
+            weights = keep(optax.apply_updates(old, updates), old)
             skipped = {
                 "total": state["skipped"]["total"] + ~finite,
                 "in_a_row": jnp.where(finite, 0, state["skipped"]["in_a_row"] + 1),
@@ -236,7 +229,7 @@ def make_train_step(
             memory = nnx.merge(objective, own).remember(
                 state["memory"], effective(weights), seen, step - skipped["total"]
             )
-            memory = jax.tree.map(guarded, memory, state["memory"])
+            memory = keep(memory, state["memory"])
         new = {"memory": memory, "frozen": frozen, "optimizer": optimizer_state}
         return weights | new | {"step": step, "skipped": skipped}, metrics
 
