@@ -79,6 +79,11 @@ def bytes_asked(error: BaseException) -> int | None:
     return int(float(amount) * 1024 ** " KMGTP".index(unit[0].upper().replace("B", " ")))
 
 
+def as_text(path: str) -> str:
+    """Returns a path as text that any file or terminal of UTF-8 takes: a byte that is none as `\\udce9`."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Ends an error message about an unknown `word`: the closest choice, or all of them."""
     choices = sorted(choices)

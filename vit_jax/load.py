@@ -120,13 +120,13 @@ def images_of(images: Any):
     Raises:
       UserError: there is no such file, or no image.
     """
-    from vit_jax.data.image_files import ImageFiles, find_images
+    from vit_jax.data.image_files import find_images
     from vit_jax.data.sources import handed_in
 
     several = isinstance(images, Sequence) and not isinstance(images, str | bytes)
     given = list(images) if several else [images]
     if given and all(isinstance(image, str | Path) for image in given):
-        return ImageFiles(find_images([str(image) for image in given]))
+        return find_images([str(image) for image in given])
     if several:
         images = Listed(given)
     elif isinstance(images, np.ndarray):

@@ -4,8 +4,8 @@ PATH is an image, a folder (all images below it), a pattern such as 'photos/*.jp
 one image, or paths, one a line. Each image is a line with its likeliest classes; --json makes JSON lines of
 it, and --embed=FILE.safetensors or FILE.parquet writes what enters the head instead.
 
-What is no image is named and skipped. Exit codes: 0, all were read; 2, a mistake, or nothing was; 3, some
-were skipped.
+What is no image is skipped and named, or counted where it lies in a folder. Exit codes: 0, all images were
+read; 2, a mistake, or nothing was; 3, some images were skipped.
 """
 
 import json
@@ -16,8 +16,9 @@ import numpy as np
 from absl import flags
 
 from vit_jax import command
-from vit_jax.data.image_files import ImageFiles, find_images
-from vit_jax.errors import UserError
+from vit_jax.data.image_files import find_images
+from vit_jax.data.sources.folder_rules import is_unsupported
+from vit_jax.errors import UserError, as_text
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
@@ -50,7 +51,9 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{embed} exists; give --overwrite or another --embed")
     if embed and not embed.parent.is_dir():
         raise UserError(f"there is no folder {embed.parent} for --embed={embed}")
-    images = ImageFiles(find_images(arguments))
+    images = find_images(arguments)
+    for line in images.note():
+        print(line, file=sys.stderr)
     command.use_compilation_cache()
 
     from vit_jax.classifier import open_classifier
@@ -80,7 +83,7 @@ def main(arguments: list[str]) -> None:
     read, features, done = [], [], 0
     for part in extractor.stream(params, images):
         mask = part["mask"]
-        paths = [images.describe(done + row) for row in np.flatnonzero(mask)]
+        paths = [images.path(done + row) for row in np.flatnonzero(mask)]
         done, read = done + len(mask), read + paths
         if embed:
             features.append(part["values"][mask])
@@ -93,7 +96,7 @@ def main(arguments: list[str]) -> None:
     if embed:
         write(embed, read, np.concatenate(features))
         print(f"{len(read):,} features of {features[0].shape[1]} numbers in {embed}", file=sys.stderr)
-    if len(read) < len(images):
+    if len(read) < len(images) or any(map(is_unsupported, images.left_out)):
         sys.exit(3)
 
 
@@ -115,7 +118,9 @@ def write(file: Path, paths: list[str], features: np.ndarray) -> None:
         import pyarrow.parquet
 
         column = pyarrow.FixedSizeListArray.from_arrays(features.ravel(), features.shape[1])
-        pyarrow.parquet.write_table(pyarrow.table({"path": paths, "features": column}), temporary)
+        pyarrow.parquet.write_table(
+            pyarrow.table({"path": [*map(as_text, paths)], "features": column}), temporary
+        )
     else:
         from safetensors.numpy import save_file
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.data.image_files import ImageFiles, find_images, read_images
+from vit_jax.data.image_files import find_images, read_images
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{out} is a file; give --out=DIR, a folder")
     if out.exists() and any(out.iterdir()) and not OVERWRITE.value:
         raise UserError(f"{out} holds files; give --overwrite or another --out")
-    source = ImageFiles(find_images(IMAGES.value)) if IMAGES.value else test_images(CHECKPOINT.value)
+    source = find_images(IMAGES.value) if IMAGES.value else test_images(CHECKPOINT.value)
     command.use_compilation_cache()
 
     from vit_jax.inspection.drawing import draw_all

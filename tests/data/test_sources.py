@@ -475,7 +475,7 @@ def test_folder_with_labels_sees_no_class_in_a_hidden_folder(unlabelled):
 def test_images_without_classes_are_no_labelled_folder(unlabelled):
     (unlabelled / "test").mkdir()
     (unlabelled / "test" / "a.png").write_bytes(b"image")
-    with pytest.raises(UserError, match="must hold a folder per class.* of the 1 images there none is"):
+    with pytest.raises(UserError, match="a folder per class.*1 images outside the folders of classes"):
         open_source("folder", "test", path=str(unlabelled))
 
 

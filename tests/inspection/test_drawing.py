@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.image_files import ImageFiles, find_images, read_images
+from vit_jax.data.image_files import find_images, read_images
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.inspection.drawing import draw_all
 from vit_jax.inspection.figures import heat_map
@@ -38,7 +38,7 @@ def files(tmp_path_factory):
     for name in ("a.png", "b.jpg"):
         Image.fromarray(pixels).save(folder / name)
     Image.fromarray(pixels[:2, :3]).save(folder / "c.png")  # Smaller than a patch.
-    return ImageFiles(find_images([str(folder)]))
+    return find_images([str(folder)])
 
 
 @pytest.mark.one_variant
@@ -88,7 +88,7 @@ def test_a_model_of_stages_is_drawn_by_stages(name, files, tmp_path, capsys):
 
 def test_transparent_picture_is_seen_on_white(tmp_path):
     Image.new("RGBA", (30, 30), (90, 10, 10, 0)).save(tmp_path / "clear.png")
-    files = ImageFiles(find_images([str(tmp_path / "clear.png")]))
+    files = find_images([str(tmp_path / "clear.png")])
     assert read_images(files, TestCrop(8, resize=8), 1)[1].min() == 255
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.image_files import ImageFiles, find_images
+from vit_jax.data.image_files import find_images
 from vit_jax.evaluation.features import extractor_of, likeliest
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh
@@ -175,7 +175,7 @@ def ours(folder: Path, paths: list[Path], mode: str) -> np.ndarray:
     crop = checkpoint_crop(checkpoint, model.image_size, mode)
     mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
     extractor, params = extractor_of(model, mesh, crop, compute=likeliest(CLASSES), batch_size=len(paths))
-    (found,) = extractor.stream(params, ImageFiles(find_images([*map(str, paths)])))
+    (found,) = extractor.stream(params, find_images([*map(str, paths)]))
     chances, classes = found["values"]
     return np.take_along_axis(chances, classes.argsort(axis=1), axis=1)[found["mask"]]
 

@@ -10,7 +10,8 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.benchmarks.bench_input import make_photographs
-from vit_jax.data.image_files import ImageFiles, find_images
+from vit_jax.data.image_files import find_images
+from vit_jax.data.sources.base import Subset
 from vit_jax.evaluation.features import extractor_of, likeliest, transfer_crop
 from vit_jax.models import create_model
 from vit_jax.parallel.mesh import make_mesh
@@ -40,15 +41,15 @@ def measure(models: list[str], images: int) -> None:
             plain = jax.jit(lambda p, x, g=graphdef, c=compute: c(nnx.merge(g, p), x))
             pixels = np.random.default_rng(0).integers(256, size=(batch, 224, 224, 3), dtype=np.uint8)
             jax.block_until_ready(plain(plain_params, pixels))
-            list(extractor.stream(params, ImageFiles(files[:batch])))  # Compiles.
+            list(extractor.stream(params, Subset(files, range(batch))))  # Compiles.
             seconds = {"plain": [], "files": []}
             for turn in range(TURNS):
-                part = files[turn * FILES // TURNS : (turn + 1) * FILES // TURNS]
+                part = Subset(files, range(turn * FILES // TURNS, (turn + 1) * FILES // TURNS))
                 started = time.perf_counter()
                 for _ in range(0, len(part), batch):
                     jax.block_until_ready(plain(plain_params, pixels))
                 between = time.perf_counter()
-                for _ in extractor.stream(params, ImageFiles(part)):
+                for _ in extractor.stream(params, part):
                     pass
                 seconds["plain"].append(between - started)
                 seconds["files"].append(time.perf_counter() - between)

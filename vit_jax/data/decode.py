@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vit_jax.options import Option, one_of, unless
 
@@ -27,8 +27,16 @@ try:
 except ImportError:  # No compiler, or no libjpeg-turbo, when vit_jax was installed.
     _jpeg = None
 
-# EPS is not read, since it starts a program, nor TIFF, whose reader prints.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+# The formats that are read, as Pillow names them, with the suffixes of their files. EPS is not read, since it
+# starts a program, nor TIFF, whose reader prints.
+SUFFIXES = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp", ".dib"),
+}
+FORMATS = tuple(SUFFIXES)
 # The grey level on which a transparent image is put.
 BACKGROUNDS = {"white": 255, "black": 0, "grey": 128, "none": None}
 MAX_PIXELS = 178_956_970  # A larger image is refused, not decoded.
@@ -76,6 +84,12 @@ OPTIONS = {
 
 class Unreadable(Exception):
     """The bytes are not an image that can be decoded whole."""
+
+
+def why_unreadable(error: Unreadable | OSError) -> str:
+    """Returns the reason why an image could not be read, in one line."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(reason.split()) or type(error).__name__
 
 
 class Box(NamedTuple):
@@ -139,15 +153,22 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
             if shade is not None and "transparency" in opened.info:
                 grey[levels == opened.info["transparency"]] = shade
             pixels = np.repeat(grey[..., None], 3, axis=-1)
-        elif shade is not None and opened.has_transparency_data:
+        elif shade is not None and opened.has_transparency_data and not _idle_alpha(opened):
             pixels = np.asarray(_on(shade, opened, image))
         else:
             pixels = np.asarray(opened.convert("RGB"))
         return _upright(pixels, _turn(opened))
     except Unreadable:
         raise
+    except UnidentifiedImageError:  # Its text is an address in memory.
+        raise Unreadable(f"not one of the formats {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's parsers raise whatever the bytes provoke.
         raise Unreadable(str(error)) from error
+
+
+def _idle_alpha(opened: Image.Image) -> bool:
+    """Returns True for a BMP whose alpha is 0 throughout: many programs leave the fourth byte unused."""
+    return opened.format == "BMP" and opened.mode == "RGBA" and opened.getchannel("A").getextrema() == (0, 0)
 
 
 def _on(shade: int, opened: Image.Image, encoded: bytes) -> Image.Image:

@@ -3,20 +3,22 @@
 import glob
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from vit_jax.data.decode import Unreadable, decode
+from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Example, Source
-from vit_jax.data.sources.folder import IMAGE_SUFFIXES, read_file, walk
-from vit_jax.errors import UserError
+from vit_jax.data.sources.folder import read_file, walk
+from vit_jax.data.sources.folder_rules import IMAGE_SUFFIXES, in_words, sort_out
+from vit_jax.errors import UserError, as_text
 
 
-def find_images(arguments: Sequence[str]) -> list[tuple[str, bytes | None]]:
-    """Names of image files; what comes by standard input (`-`) is one image, with its bytes, or paths.
+def find_images(arguments: Sequence[str]) -> "ImageFiles":
+    """Finds image files; what comes by standard input (`-`) is one image, or paths.
 
     Args:
       arguments: files, folders, patterns; `-` reads standard input: an image, or paths, one a line.
@@ -24,15 +26,18 @@ def find_images(arguments: Sequence[str]) -> list[tuple[str, bytes | None]]:
     Raises:
       UserError: a path that does not exist, a folder without images.
     """
-    images = []
+    images, left_out = [], Counter()
     for argument in arguments:
         if argument == "-":
             images += _standard_input()
         elif os.path.isdir(argument):
-            inside = sorted(path for path in walk(argument) if path.lower().endswith(IMAGE_SUFFIXES))
+            start = len(os.path.join(argument, ""))
+            inside, others = sort_out(path[start:] for path in walk(argument))
             if not inside:
-                raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}")
-            images += [(path, None) for path in inside]
+                there = f"; what is there: {in_words(others)}" if others else ""
+                raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}{there}")
+            images += [(os.path.join(argument, path), None) for path in sorted(inside)]
+            left_out += others
         elif os.path.exists(argument):
             images.append((argument, None))
         elif matching := [
@@ -41,7 +46,7 @@ def find_images(arguments: Sequence[str]) -> list[tuple[str, bytes | None]]:
             images += [(path, None) for path in matching]
         else:
             raise UserError(f"there is no {argument}")
-    return images
+    return ImageFiles(images, left_out)
 
 
 def _standard_input() -> list[tuple[str, bytes | None]]:
@@ -57,12 +62,12 @@ def _standard_input() -> list[tuple[str, bytes | None]]:
 
 
 class ImageFiles(Source):
-    """A source of images that `find_images` found, without labels."""
+    """A source of images without labels: paths, each with the image's bytes where they are not in a file."""
 
     class_names = ()
 
-    def __init__(self, images: Sequence[tuple[str, bytes | None]]):
-        self._images = images
+    def __init__(self, images: Sequence[tuple[str, bytes | None]], left_out: Mapping[str, int] | None = None):
+        self._images, self.left_out = images, left_out or {}
 
     def __len__(self):
         return len(self._images)
@@ -72,7 +77,15 @@ class ImageFiles(Source):
         return Example(read_file(path) if content is None else content, ())
 
     def describe(self, index):
+        return as_text(self.path(index))
+
+    def path(self, index: int) -> str:
+        """Returns the path of an image as it was found."""
         return self._images[index][0]
+
+    def note(self) -> list[str]:
+        """Returns a line on files in the folders that are left out, if there are any."""
+        return [f"note: left out: {in_words(self.left_out)}"] if self.left_out else []
 
 
 def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], np.ndarray]:
@@ -81,6 +94,8 @@ def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], n
     Raises:
       UserError: none is readable.
     """
+    for line in source.note() if isinstance(source, ImageFiles) else ():
+        print(line)
     names, images = [], []
     for index in map(int, source.fair_order()):
         if len(images) == most:
@@ -88,8 +103,8 @@ def read_images(source: Source, crop: TestCrop, most: int) -> tuple[list[str], n
             break
         try:
             images.append(crop(source[index].image))
-        except (Unreadable, OSError):
-            print(f"unreadable image skipped: {source.describe(index)}")
+        except (Unreadable, OSError) as error:
+            print(f"unreadable image skipped: {source.describe(index)} ({why_unreadable(error)})")
             continue
         names.append(Path(source.describe(index)).name)
     if not images:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import grain
 import numpy as np
 
-from vit_jax.data.decode import Unreadable
+from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.order import Order
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
 from vit_jax.data.sources.base import Source
@@ -122,13 +122,17 @@ def training_batches(
             try:
                 example = source[candidate]
                 _show(example.image, views, rngs, batch, row)
-            except (Unreadable, OSError):
+            except (Unreadable, OSError) as error:
+                reason = why_unreadable(error)
                 if candidate == index:
                     batch["unreadable"][row] = index
                 continue
             batch["labels"][row, : len(example.labels)] = example.labels
             return
-        raise UserError(f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on")
+        raise UserError(
+            f"{MAX_REPLACEMENTS} unreadable images in a row from {source.describe(index)} on "
+            f"(the last: {reason})"
+        )
 
     def load(number: int) -> Batch:
         step, chunk = divmod(number, chunks)
@@ -213,13 +217,25 @@ class SkipLog:
             for index in unreadable[unreadable >= 0].tolist():
                 if index not in self._seen:
                     self._seen.add(index)
-                    self._say(f"unreadable image skipped ({len(self._seen)}): {self._source.describe(index)}")
+                    self._say(
+                        f"unreadable image skipped ({len(self._seen)}): {self._source.describe(index)} "
+                        f"({_why(self._source, index)})"
+                    )
             if len(self._seen) > self._limit:
                 raise UserError(
                     f"more than {self._limit} unreadable images (data.max_unreadable); "
-                    f"the last: {self._source.describe(index)}"
+                    f"the last: {self._source.describe(index)} ({_why(self._source, index)})"
                 )
         return batch
+
+
+def _why(source: Source, index: int) -> str:
+    """Returns why an image is unreadable, from reading it once more: a worker process has only marked it."""
+    try:
+        decode(source[index].image)
+    except (Unreadable, OSError) as error:
+        return why_unreadable(error)
+    return "it can be read now"
 
 
 def _show(

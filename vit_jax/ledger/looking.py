@@ -147,9 +147,9 @@ def best_jaccard(heads: np.ndarray, masks: np.ndarray, share: float) -> np.ndarr
 
 def images_of_folder(folder: str, crop) -> tuple[np.ndarray, None]:
     """Images of a folder, of which no masks are known."""
-    from vit_jax.data.image_files import ImageFiles, find_images, read_images
+    from vit_jax.data.image_files import find_images, read_images
 
-    return read_images(ImageFiles(find_images([folder])), crop, IMAGES)[1], None
+    return read_images(find_images([folder]), crop, IMAGES)[1], None
 
 
 def test_images(workdir: Path, crop) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """The typed parts of a run, made from its config: one function for the loop and the benchmarks."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -140,12 +141,37 @@ def class_count(config: ConfigDict, source: Source) -> int:
     """Width of the head: the config's, or the data set's own; as an objective without labels says."""
     if not objective_of(config).labels:
         return objective_of(config).outputs(config)
+    check_several_classes(config, source)
     found = len(source.class_names)
     if config.data.num_classes is not None and config.data.num_classes < found:
         raise UserError(
             f"data.num_classes is {config.data.num_classes}, but the data set has {found} classes"
         )
     return config.data.num_classes or found
+
+
+def check_several_classes(config: ConfigDict, source: Source) -> None:
+    """Checks that the training images are of at least two classes; binary labels may be of one.
+
+    Raises:
+      UserError: they are known to be of a single class: the loss would be 0 at once, and the accuracy 100 %.
+    """
+    present = [name for name in source.class_names if name not in source.empty_classes]
+    if len(present) != 1:
+        return
+    known = source.known_labels()
+    if config.loss.name != "softmax" and (known is None or (known < 0).all(axis=1).any()):
+        return
+    inner = ""
+    if config.data.source == "folder" and config.data.classes is None:
+        split = config.data.train_split.split("[")[0].removesuffix("all")
+        inner = (
+            f"; if the folders in {present[0]!r} are the classes, name it in the splits, such as "
+            f"data.train_split={os.path.join(split, present[0])}"
+        )
+    raise UserError(
+        f"the training images are all of the class {present[0]!r}, and a classifier needs two or more{inner}"
+    )
 
 
 def step_count(config: ConfigDict, images: int) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.decode import Unreadable
-from vit_jax.data.image_files import ImageFiles, find_images
+from vit_jax.data.image_files import find_images
+from vit_jax.errors import as_text
 from vit_jax.evaluation.knn import unit
 from vit_jax.inspection.viewer import image_address
 from vit_jax.serving.engine import Engine
@@ -26,7 +27,9 @@ class Neighbours:
 
     def __init__(self, folder: str, engine: Engine, threads: int, say: Callable[[str], None]):
         self.folder, self._crop = Path(folder).absolute(), engine.classifier.crop
-        self._files = ImageFiles(find_images([folder]))
+        self._files = find_images([folder])
+        for line in self._files.note():
+            say(line)
         found = engine.features(self._files, threads, say)
         self._features, self._indices = unit(found.values), found.indices.tolist()
 
@@ -39,7 +42,7 @@ class Neighbours:
         nearest = np.argsort(-similarities, kind="stable")[:count].tolist()
         return [
             {
-                "path": os.path.relpath(self._files.describe(self._indices[place]), self.folder),
+                "path": as_text(os.path.relpath(self._files.path(self._indices[place]), self.folder)),
                 "similarity": float(similarities[place]),
                 "picture": self._picture(self._indices[place]),
             }

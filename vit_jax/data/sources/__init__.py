@@ -40,7 +40,7 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
     """
     asked = SourceOptions(**options)
     if only is not None:  # Which names the classes, in an order of its own.
-        asked = asked._replace(class_names=None, labels=True)
+        asked = asked._replace(class_names=None, labels=True, only=tuple(map(str, only)))
         return of_classes(_open(kind, split, asked), only)
     return _open(kind, split, asked if asked.labels else asked._replace(label_key=None))
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -19,11 +19,17 @@ class Example(NamedTuple):
 
 
 class Source:
-    """A data set as the pipeline reads it; it also has a length."""
+    """A data set as the pipeline reads it; it also has a length.
+
+    Attributes:
+      weights: shares of the parts of a mixture.
+      left_out: number of files that are not used, by the reason; `folder_rules.in_words` makes a line of it.
+    """
 
     class_names: tuple[str, ...]
     max_labels: int = 1
-    weights: tuple[float, ...] | None = None  # Shares of the parts of a mixture.
+    weights: tuple[float, ...] | None = None
+    left_out: Mapping[str, int] = {}
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -138,6 +144,10 @@ class Subset(Source):
     def max_labels(self):
         return self.source.max_labels
 
+    @property
+    def left_out(self):
+        return self.source.left_out
+
     def __len__(self):
         return len(self.indices)
 
@@ -167,6 +177,10 @@ class Renumbered(Source):
     @property
     def max_labels(self):
         return self.source.max_labels
+
+    @property
+    def left_out(self):
+        return self.source.left_out
 
     def __len__(self):
         return len(self.source)

@@ -3,26 +3,32 @@
 import dataclasses
 import errno
 import os
-import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.folder_rules import (
+    IMAGE_SUFFIXES,
+    OUTSIDE,
+    check_classes,
+    in_words,
+    is_ignored,
+    sort_out,
+    split_name,
+    why_left_out,
+)
 from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import stratified
-from vit_jax.errors import UserError
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-SPLITS = {"train", "val", "valid", "validation", "dev", "test"}  # What a folder of splits has.
+from vit_jax.errors import UserError, as_text
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
-    Without labels they may be anywhere below that. What is in folders that begin with a dot is left out.
+    Without labels they may be anywhere below that. `folder_rules` says which folders and files are left out.
     They come in the order of their paths; slices have their share of each class, or each of the folders.
     """
 
@@ -30,50 +36,47 @@ class Folder(Source):
     files: tuple[str, ...]
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     max_labels: int = 1
 
     @classmethod
     def scan(
-        cls, root: str, split: str, class_names: tuple[str, ...] | None = None, labels: bool = True
+        cls,
+        root: str,
+        split: str,
+        class_names: tuple[str, ...] | None = None,
+        labels: bool = True,
+        only: tuple[str, ...] = (),
     ) -> "Folder":
         """Lists the files.
 
         Args:
           root: a local path, or a URL that fsspec reads (`gs://`, `s3://`).
+          split: the name of a folder in `root`, in any case (`train` is `Train`, too), or `all`.
+          class_names: of the training split; None: the folders are the classes.
+          labels: they are needed.
+          only: names of folders that the user has named as classes.
+
+        Raises:
+          UserError: there is no such folder, no image in it, or it is not clear which folders are classes.
         """
-        where = (root if split == "all" else f"{root.rstrip('/')}/{split}").rstrip("/") or "/"
-        files, folders = _list(where)
-        if not files and not folders:
-            siblings = _list(root)[1]
-            raise UserError(
-                f"no folder {where} (data.path and the split's name)"
-                + (f"; {root} has: {', '.join(sorted(siblings)[:20])}" if siblings else "")
-            )
-        files = [file for file in files if not re.search(r"(^|/)\.[^/]*/", file)]
-        folders = {name for name in folders if not name.startswith(".")}
-        classes = (class_names or tuple(sorted(folders))) if labels else ()
-        if labels and (unknown := sorted(folders - set(classes))):
-            raise UserError(f"{where} has classes that training lacks: {', '.join(unknown[:20])}")
-        number = {name: label for label, name in enumerate(classes)}
-        if split == "all" and labels and "train" in folders and folders <= SPLITS:
-            raise UserError(
-                f"{where} has splits, not classes: {', '.join(sorted(folders))}; name one of them"
-            )
-        images = [file for file in files if _is_image(file)]
+        where, paths, folders = _listed_split(root, split)
+        images, left_out = sort_out(paths)
         if labels:
-            found = [(number[file.split("/")[0]], file) for file in images if "/" in file]
+            found, classes = _labelled(where, images, folders, class_names, only)
+            left_out.update({OUTSIDE: len(images) - len(found)} if len(images) > len(found) else {})
         else:
-            found = [(-1, file) for file in images]
+            found, classes = [(-1, file) for file in images], ()
         if not found:
             a_class = "a folder per class with " if labels else ""
-            more = f"; of the {len(images)} images there none is in such a folder" if images else ""
+            there = f"; what is there: {in_words(left_out)}" if left_out else ""
             raise UserError(
                 f"no images in {where}: it must hold {a_class}"
-                f"{', '.join(s[1:] for s in IMAGE_SUFFIXES)} files{more}"
+                f"{', '.join(s[1:] for s in IMAGE_SUFFIXES)} files{there}"
             )
-        labels, names = zip(*sorted(found), strict=True)
+        numbers, names = zip(*sorted(found), strict=True)
         root = where if where.endswith("/") else f"{where}/"
-        return cls(root, tuple(f"{root}{name}" for name in names), labels, classes)
+        return cls(root, tuple(f"{root}{name}" for name in names), numbers, classes, dict(left_out))
 
     def __len__(self):
         return len(self.files)
@@ -82,7 +85,7 @@ class Folder(Source):
         return Example(read_file(self.files[index]), self.labels_of(index))
 
     def describe(self, index):
-        return self.files[index]
+        return as_text(self.files[index])
 
     def labels_of(self, index):
         return (int(self.labels[index]),) if self.class_names else ()
@@ -162,10 +165,6 @@ def _entries(folder: str) -> list[os.DirEntry]:
         raise UserError(f"cannot list {folder}: {error.strerror}") from error
 
 
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
 def _is_folder(entry: os.DirEntry) -> bool:
     try:
         return entry.is_dir()
@@ -190,7 +189,7 @@ def _list(where: str) -> tuple[list[str], set[str]]:
         folders = folders_in(where)
         others = [entry for entry in _entries(where) if not _is_folder(entry)]
         for entry in others:  # It could have been a class.
-            if not (entry.name.startswith(".") or _is_image(entry.name) or os.path.exists(entry.path)):
+            if not (entry.name.startswith(".") or not why_left_out(entry.name) or os.path.exists(entry.path)):
                 raise UserError(f"{entry.path} is a link to nothing: mend it, or take it away")
         files = [entry.path[start:] for entry in others]
         for folder in folders:  # Each by itself: two classes may be links to one folder.
@@ -221,18 +220,59 @@ def _remote(url: str):
         raise UserError(f"cannot read {url}: {error}") from error
 
 
+def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
+    """Returns the folder of a split, with its files and folders as of `_list`.
+
+    It has the split's very name, or else is the one that `split_name` takes for it.
+    """
+    root = root.rstrip("/")
+    where = (root if split == "all" else f"{root}/{split}").rstrip("/") or "/"
+    paths, folders = _list(where)
+    if paths or folders:
+        return where, paths, folders
+    siblings = sorted(_list(root or "/")[1])
+    named = [name for name in siblings if split_name(name) == split]
+    if len(named) == 1:
+        where = f"{root}/{named[0]}"
+        return where, *_list(where)
+    if named:
+        raise UserError(f"{root} has no folder {split}, but {' and '.join(named)}: name one of them")
+    there = f"; {root} has: {', '.join(siblings[:20])}" if siblings else ""
+    raise UserError(f"no folder {where} (data.path and the split's name){there}")
+
+
+def _labelled(
+    where: str,
+    images: list[str],
+    folders: set[str],
+    class_names: tuple[str, ...] | None,
+    only: tuple[str, ...],
+) -> tuple[list[tuple[int, str]], tuple[str, ...]]:
+    """Returns the labels and paths of the images in folders of classes, and the classes' names."""
+    names = {folder: as_text(folder) for folder in folders if not is_ignored(folder)}
+    check_classes(where, {*names.values()} - {*(class_names or ()), *only})
+    classes = class_names or tuple(sorted(names.values()))
+    if unknown := sorted({*names.values()} - {*classes}):
+        raise UserError(f"{where} has classes that training lacks: {', '.join(unknown[:20])}")
+    number = {name: label for label, name in enumerate(classes)}
+    labels = {folder: number[name] for folder, name in names.items()}
+    return [(labels[file.split("/")[0]], file) for file in images if "/" in file], classes
+
+
 def _is_whole(path: str) -> bool:
     """True where a local folder holds classes, and no splits train and test."""
     if not os.path.isdir(path):
         return False
-    split = any(os.path.isdir(os.path.join(path, split)) for split in ("train", "test"))
-    return not split and bool(folders_in(path))
+    names = [os.path.basename(folder) for folder in folders_in(path)]
+    return bool(names) and not {"train", "test"} & {*map(split_name, names)}
 
 
 FOLDER = SourceKind(
     "folder",
     "image files, in a folder for each class",
-    lambda split, options: Folder.scan(options.path, split, options.class_names, options.labels),
+    lambda split, options: Folder.scan(
+        options.path, split, options.class_names, options.labels, options.only
+    ),
     path="the folder, local or at a URL (gs://, s3://)",
     is_whole=_is_whole,
 )

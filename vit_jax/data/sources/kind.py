@@ -20,6 +20,7 @@ class SourceOptions(NamedTuple):
       weights: shares of the parts in training; None lets every example count the same.
       image_size: pixels, for images that are made up.
       labels: they are needed; otherwise images without any are taken too.
+      only: names of classes that the user has chosen, which settles what is a class.
     """
 
     path: str = ""
@@ -30,6 +31,7 @@ class SourceOptions(NamedTuple):
     weights: tuple[float, ...] | None = None
     image_size: int = 224
     labels: bool = True
+    only: tuple[str, ...] = ()
 
 
 def last_folder(path: str) -> str:

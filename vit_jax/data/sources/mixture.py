@@ -1,6 +1,7 @@
 """Several sources as one."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -42,6 +43,10 @@ class Mixture(Source):
     @property
     def sizes(self):
         return tuple(len(part) for part in self.parts)
+
+    @property
+    def left_out(self):
+        return sum((Counter(part.left_out) for part in self.parts), Counter())
 
     def __post_init__(self):
         number = {name: label for label, name in enumerate(self.class_names)}

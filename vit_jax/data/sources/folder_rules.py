@@ -1,0 +1,175 @@
+"""Rules for folders of images: names of splits, folders and files that are left out, and the layout.
+
+All that reads images from folders follows them: the source `folder`, `prepare`, and the commands that take
+images by their paths.
+"""
+
+import mimetypes
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from vit_jax.data.decode import SUFFIXES
+from vit_jax.errors import UserError
+
+IMAGE_SUFFIXES = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+# What operating systems, archives, notebooks and network disks put among a user's folders, in small letters.
+SYSTEM_FOLDERS = {
+    "__macosx",
+    "__pycache__",
+    "@eadir",
+    "#recycle",
+    "$recycle.bin",
+    "lost+found",
+    "system volume information",
+}
+SPLIT = re.compile(
+    r"(train|training|trn|val|valid|validation|dev|test|testing|tst)([-_ ]?(set|split|data|images?)|\d+)?",
+    re.IGNORECASE,
+)
+SYNONYMS = {"training": "train", "trn": "train", "testing": "test", "tst": "test"}
+UNSUPPORTED = " (unsupported format)"
+APPLE_DOUBLE = "AppleDouble files (._*)"
+IGNORED_FOLDER = "files in hidden or system folders"
+OUTSIDE = "images outside the folders of classes"
+
+
+def split_name(folder: str) -> str | None:
+    """Returns the split that a folder is named as, `train` for `Train` and `training_set`; None for none.
+
+    Names are compared in any case. `val`, `valid`, `validation` and `dev` stay what they are.
+    """
+    if not (named := SPLIT.fullmatch(folder)):
+        return None
+    word, rest = named[1].lower(), named[2] or ""
+    return SYNONYMS.get(word, word) + (rest if rest.isdecimal() else "")
+
+
+def is_ignored(folder: str) -> bool:
+    """Returns True for a hidden or a system folder, by its name: no image is taken from it."""
+    return folder.startswith(".") or folder.lower() in SYSTEM_FOLDERS
+
+
+def why_left_out(path: str) -> str | None:
+    """Returns why a file below a folder of images is left out, in words that follow a count; None: it is not.
+
+    Args:
+      path: from the folder, with `/` between its parts.
+    """
+    *folders, name = path.split("/")
+    if any(map(is_ignored, folders)):
+        return IGNORED_FOLDER
+    if name.startswith("._"):
+        return APPLE_DOUBLE
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix in IMAGE_SUFFIXES:
+        return None
+    if (mimetypes.guess_type(f"x{suffix}", strict=False)[0] or "").startswith("image/"):
+        return f"{suffix} images{UNSUPPORTED}"
+    return f"{suffix} files" if 1 < len(suffix) <= 12 else "files without an image's suffix"
+
+
+def is_unsupported(reason: str) -> bool:
+    """Returns True for a reason of `why_left_out` that is of images, in a format that is not decoded."""
+    return reason.endswith(UNSUPPORTED)
+
+
+def sort_out(paths: Iterable[str]) -> tuple[list[str], Counter[str]]:
+    """Returns the images among files below a folder, and how many others there are by `why_left_out`."""
+    images, left_out = [], Counter()
+    for path in paths:
+        if reason := why_left_out(path):
+            left_out[reason] += 1
+        else:
+            images.append(path)
+    return images, left_out
+
+
+def in_words(left_out: Mapping[str, int], most: int = 5) -> str:
+    """Returns counts by reason in words, the largest first: `20 .tif images (...), 3 .txt files`."""
+    ordered = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    rest = sum(count for _, count in ordered[most:])
+    words = [f"{count:,} {reason}" for reason, count in ordered[:most]]
+    return ", ".join(words + ([f"{rest:,} other files"] if rest else []))
+
+
+def check_classes(where: str, folders: Collection[str]) -> None:
+    """Checks that the folders of `where` are classes.
+
+    Raises:
+      UserError: some are named as splits, so that all of them are splits, or both readings are possible.
+    """
+    splits = sorted(filter(split_name, folders))
+    if not splits:
+        return
+    others = sorted({*folders} - {*splits})
+    if not others:
+        raise UserError(
+            f"{where} has splits, not classes: {', '.join(splits)}; name one of them "
+            f"(data.train_split={splits[-1]})"
+        )
+    raise UserError(
+        f"{where} can be read in two ways: as the splits {_listed(splits)} with other folders beside them "
+        f"({_listed(others)}), or as the classes {_listed([*others, *splits])}; for splits, name one of them "
+        f"(data.train_split={splits[-1]}), for classes, list them in data.classes"
+    )
+
+
+class Entry(NamedTuple):
+    """A folder in the root of a data set."""
+
+    name: str
+    folders: tuple[str, ...]  # Names of those in it that are not ignored.
+    has_images: bool  # Directly in it.
+
+
+class Layout(NamedTuple):
+    """The reading of the folders in a data set's root.
+
+    Attributes:
+      splits: the folder of each split, by the split's name; None: the root's folders are classes.
+      others: names of folders that are neither.
+    """
+
+    splits: dict[str, str] | None
+    others: tuple[str, ...] = ()
+
+
+def layout(root: str, entries: Collection[Entry]) -> Layout:
+    """Returns whether the folders in a data set's root are classes, or splits with classes in them.
+
+    Raises:
+      UserError: both are possible, or two folders are named as one split.
+    """
+    named = [entry for entry in entries if split_name(entry.name)]
+    others = [entry for entry in entries if not split_name(entry.name)]
+    names = [entry.name for entry in entries]
+    if not named:
+        inner = sorted({folder for entry in others if not entry.has_images for folder in entry.folders})
+        if inner:
+            raise UserError(
+                f"{root} can be read in two ways: as the classes {_listed(names)}, or as splits of these "
+                f"names with the classes {_listed(inner)}; for classes, move them into {root}/train, "
+                "for splits, name them train, val and test"
+            )
+        return Layout(None)
+    if len(named) == 1 and any(entry.has_images for entry in others):
+        split, beside = named[0].name, [entry.name for entry in others]
+        raise UserError(
+            f"{root} can be read in two ways: as the split {split!r} with other folders beside it "
+            f"({_listed(beside)}), or as the classes {_listed(names)}; for the split, move the others away, "
+            f"for classes, move all of them into {root}/train"
+        )
+    splits = {}
+    for entry in named:
+        if (name := split_name(entry.name)) in splits:
+            raise UserError(f"{root} has two folders of the split {name}: {splits[name]} and {entry.name}")
+        splits[name] = entry.name
+    return Layout(splits, tuple(entry.name for entry in others))
+
+
+def _listed(names: Collection[str], most: int = 10) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join([*names][:most]) + more
