@@ -22,6 +22,7 @@ FAST_COMPILE = "--xla_backend_optimization_level=0" + OLD_EMITTERS
 # Where a process computes for a minute, so that code twice as fast is worth its compilation.
 SOME_SPEED = "--xla_backend_optimization_level=1" + OLD_EMITTERS
 os.environ.setdefault("XLA_FLAGS", FAST_COMPILE)
+HANG = 600  # Seconds after which a process hangs, however busy the machine is.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # Set for the workers by the process that starts them.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="vit_jax_tests_")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

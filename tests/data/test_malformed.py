@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.conftest import HANG
 from tests.data.malformed import EITHER, UNREADABLE, corpus, encode, exif, picture
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.preprocess import TestCrop, TrainCrop
@@ -102,7 +103,7 @@ print(json.dumps({"megabytes": peak() - before, "unreadable": unreadable}))
 @pytest.mark.slow
 def test_no_image_prints_hangs_or_takes_much_memory():
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CHILD], cwd=ROOT, capture_output=True, text=True, timeout=HANG
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import HANG
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -82,7 +84,7 @@ def dom(address: str, folder: Path) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=HANG,
         env=os.environ | {"HOME": str(folder)},
     )
     assert "CONSOLE" not in process.stderr

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +19,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
-from tests.conftest import FAST_COMPILE
+from tests.conftest import FAST_COMPILE, HANG
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +76,23 @@ class Runner:
             text=True,
         )
 
+    def killed(self, *arguments, workdir: Path, when: Callable[[], bool], **options) -> subprocess.Popen:
+        """A run on `workdir` that was killed as soon as `when()` was true.
+
+        On a busy machine a run may end before this process looks again: then it starts anew.
+        """
+        for _ in range(20):
+            process = self.start(*arguments, f"--workdir={workdir}", **options)
+            while process.poll() is None and not when():
+                time.sleep(0.001)
+            process.kill()
+            _, errors = process.communicate()
+            if process.returncode == -signal.SIGKILL:
+                return process
+            assert process.returncode == 0, errors
+            shutil.rmtree(workdir)
+        raise AssertionError("each run ended before it could be killed")
+
     def close(self) -> None:
         if self.preloaded:
             self.preloaded.stdin.close()
@@ -93,7 +113,7 @@ class Runner:
         if environment or not module.startswith("vit_jax."):  # Some of it is read at imports.
             process = self.start(*arguments, module=module, cwd=cwd, **environment)
             try:
-                out, err = process.communicate(timeout=300)
+                out, err = process.communicate(timeout=HANG)
             finally:
                 process.kill()
             return subprocess.CompletedProcess(arguments, process.returncode, out, err)

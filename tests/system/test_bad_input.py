@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import HANG
 from tests.system.conftest import ROOT, SMALL
 
 
@@ -64,7 +65,7 @@ def test_want_of_memory_in_the_run_is_one_line_that_says_what_should_fit(run, tm
         module="tests.system.disturbed",
         DISTURBANCE="memory",
     )
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=HANG)
     assert process.returncode == 2 and "Traceback" not in err
     assert re.search(
         r"^error: out of memory \(cpu, .* GiB\): 3,725\.3 GiB were asked for; this should fit: --config", err

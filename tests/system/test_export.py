@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests.conftest import HANG
 from tests.system.conftest import ROOT, SMALL
 from vit_jax.interop import onnx as interop_onnx
 from vit_jax.interop import programs
@@ -27,7 +28,7 @@ assert not any(name.startswith(("vit_jax", "flax")) for name in sys.modules)
 def export(run, source, file, *flags):
     command = [sys.executable, "-m", "vit_jax.export", str(source), str(file), *flags]
     environment = run.environment | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Runs over two processes in which something is wrong: one line, and nobody is left after 30 s."""
+"""Runs over two processes in which something is wrong: one line, and nobody is left."""
 
 import os
 import re
@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import HANG
 from tests.system.conftest import ROOT, SMALL, free_port
-
-LIMIT_SECONDS = 30
 
 
 def finish(pair) -> list[tuple[int, str]]:
     """Exit code and errors of each; no process of theirs is left, not even a zombie."""
     try:
-        errors = [process.communicate(timeout=100)[1] for process in pair]
-        until = time.monotonic() + LIMIT_SECONDS
+        errors = [process.communicate(timeout=HANG)[1] for process in pair]
+        until = time.monotonic() + HANG
         for process in pair:
             while in_session(process.pid):
                 assert time.monotonic() < until, f"processes of {process.args} are left"

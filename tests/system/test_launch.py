@@ -9,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+from tests.conftest import HANG
 from tests.system.conftest import ROOT
 
 LAUNCH = ROOT / "experiments" / "launch"
@@ -42,7 +43,7 @@ def bash(script, *arguments, **environment):
         env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"} | environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG,
     )
 
 

@@ -3,13 +3,12 @@
 import gzip
 import json
 import re
-import time
 
 import numpy as np
 import pytest
 
 import vit_jax
-from tests.conftest import FAST_COMPILE
+from tests.conftest import FAST_COMPILE, HANG
 from tests.system.conftest import SMALL
 from vit_jax.runs.goodput import KINDS
 
@@ -71,7 +70,7 @@ def test_two_processes_of_four_devices_give_the_losses_of_one_device(run, one_de
     four = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=4"}
     started = run.start_pair(*arguments, **four)
     try:
-        outputs = [process.communicate(timeout=200) for process in started]
+        outputs = [process.communicate(timeout=HANG) for process in started]
     finally:
         for process in started:
             process.kill()
@@ -83,15 +82,11 @@ def test_two_processes_of_four_devices_give_the_losses_of_one_device(run, one_de
 @pytest.mark.slow
 def test_eight_devices_give_the_losses_of_one_which_goes_on_for_them(run, one_device, tmp_path):
     eight = {"XLA_FLAGS": f"{FAST_COMPILE} --xla_force_host_platform_device_count=8"}
-    first = (*WIDE, "--config.checkpoint.every=5", f"--workdir={tmp_path / 'run'}")
-    process = run.start(*first, "--config.mesh.fsdp=2", "--config.mesh.tensor=2", **eight)
-    while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "5").exists():
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    result = run(*first)
+    first = (*WIDE, "--config.checkpoint.every=5")
+    checkpoints, mesh = tmp_path / "run" / "checkpoints", ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+    run.killed(*first, *mesh, workdir=tmp_path / "run", when=(checkpoints / "5").exists, **eight)
+    result = run(*first, f"--workdir={tmp_path / 'run'}")
     # Another checkpoint, of the last step, is there where the process was not killed at once.
-    checkpoints = tmp_path / "run" / "checkpoints"
     assert re.search(rf"continuing from {checkpoints}/[58]\b", result.stdout), result.stderr
     np.testing.assert_allclose(losses(tmp_path / "run"), one_device, rtol=1e-5)
 

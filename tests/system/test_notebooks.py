@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import vit_jax
-from tests.conftest import SOME_SPEED
+from tests.conftest import HANG, SOME_SPEED
 from tests.system.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -41,7 +41,7 @@ def test_notebook_runs_from_start_to_end(notebook, run, tmp_path):
         env=run.environment | own,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=HANG,
     )
     assert process.returncode == 0, process.stderr
 

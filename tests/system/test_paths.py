@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import HANG
 from tests.system.conftest import parameters
 from vit_jax.data.sources.digits import digits
 from vit_jax.runs.checkpoints import DAMAGED
@@ -43,7 +44,7 @@ def test_commands_take_a_relative_workdir(run, there):
         ("vit_jax.convert", "runs/one", "out.npz"),
     ):
         process = run.start(*arguments, module=module, cwd=there)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
         assert ("digit.png" if "predict" in module else "out.npz") in out
 

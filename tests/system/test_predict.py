@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import vit_jax
+from tests.conftest import HANG
 from tests.system.conftest import ROOT
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.digits import digits
@@ -39,7 +40,9 @@ def predict(run, finished, no_tensorflow):
     def predict(*arguments, **options):
         command = [sys.executable, "-m", "vit_jax.predict", f"--checkpoint={finished}", *map(str, arguments)]
         environment = run.environment | {"PYTHONPATH": no_tensorflow.python_path}
-        return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=200, **options)
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, timeout=HANG, **options
+        )
 
     return predict
 

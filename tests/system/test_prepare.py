@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import HANG
 from tests.system.conftest import ROOT
 from vit_jax.data.sources import open_source
 
@@ -114,8 +115,8 @@ def blow_at_first_shard(run, out: Path, source: Path, blow: int) -> tuple[int, s
         assert process.poll() is None, process.communicate()
         time.sleep(0.005)
     os.kill(process.pid, blow)
-    said = process.communicate(timeout=60)
-    deadline = time.monotonic() + 30
+    said = process.communicate(timeout=HANG)
+    deadline = time.monotonic() + HANG
     while alive(process.pid):  # The workers end with their parent.
         assert time.monotonic() < deadline
         time.sleep(0.05)

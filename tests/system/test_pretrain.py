@@ -3,8 +3,6 @@
 import base64
 import json
 import re
-import signal
-import time
 
 import numpy as np
 import pytest
@@ -37,12 +35,7 @@ def pretrained(run, tmp_path_factory):
 @pytest.mark.slow
 def test_killed_pretraining_ends_with_the_same_bits(run, pretrained, tmp_path):
     workdir = tmp_path / "run"
-    process = run.start(*SMALL_MAE, f"--workdir={workdir}")
-    while process.poll() is None and not (workdir / "checkpoints" / "20").exists():
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    run.killed(*SMALL_MAE, workdir=workdir, when=(workdir / "checkpoints" / "20").exists)
     result = run(*SMALL_MAE, f"--workdir={workdir}")
     assert "continuing from" in result.stdout, result.stderr
     assert_same(workdir, pretrained[0])

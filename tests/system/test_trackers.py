@@ -2,7 +2,6 @@
 
 import json
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,7 @@ def servers(tmp_path_factory) -> dict[str, str]:
 def tracked(run, servers, tmp_path_factory) -> Path:
     """The workdir of a run that was killed after step 30, and went on."""
     workdir = tmp_path_factory.mktemp("tracked") / "sum-of-parts"
-    process = run.start(*SMALL, TO, f"--workdir={workdir}", **servers)
-    while process.poll() is None and not (workdir / "checkpoints" / "30").exists():
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
+    run.killed(*SMALL, TO, workdir=workdir, when=(workdir / "checkpoints" / "30").exists, **servers)
     result = run(*SMALL, TO, f"--workdir={workdir}", **servers)
     assert result.returncode == 0, result.stderr
     return workdir

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import vit_jax
+from tests.conftest import HANG
 from tests.system import browser
 from tests.system.conftest import ROOT
 from vit_jax.data.preprocess import TestCrop
@@ -30,7 +31,7 @@ def images(tmp_path_factory):
 def visualize(run, no_tensorflow, *arguments):
     command = [sys.executable, "-m", "vit_jax.visualize", *map(str, arguments)]
     environment = run.environment | {"PYTHONPATH": no_tensorflow.python_path}
-    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.conftest import FAST_COMPILE
+from tests.conftest import FAST_COMPILE, HANG
 from tests.pages import blocks
 from tests.system.conftest import ROOT, free_port
 from vit_jax.data.sources.digits import digits
@@ -29,7 +29,9 @@ def build(folder, **environment):
     """Builds an sdist, and of that a wheel, whose path is returned with what was printed."""
     shutil.copytree(ROOT, folder / "source", ignore=NOT_COPIED)
     command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={folder}", folder / "source"]
-    built = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    built = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=HANG
+    )
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
     (wheel,) = folder.glob("*.whl")
     return wheel, built.stdout
@@ -68,7 +70,7 @@ def surroundings(tmp_path):
 def start(installed, surroundings):
     def run(*arguments):
         command = [installed / arguments[0], *map(str, arguments[1:])]
-        return subprocess.run(command, timeout=300, **surroundings)
+        return subprocess.run(command, timeout=HANG, **surroundings)
 
     return run
 
@@ -108,7 +110,7 @@ def test_a_folder_of_photographs_becomes_a_served_model_by_the_pages_lines(
             assert answer.status == 200 and json.load(answer)["classes"] == 2
     finally:
         server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=60)
+        _, errors = server.communicate(timeout=HANG)
     assert server.returncode == 0, errors
 
 

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.conftest import HANG
 from tests.system.conftest import SMALL
 from vit_jax.runs.workdir_lock import Lock
 
@@ -33,7 +34,7 @@ def test_second_run_is_refused_and_the_first_goes_on(run, training, tmp_path):
     assert f"{tmp_path / 'run'} is in use by another run: {holder}" in line
     assert "Traceback" not in other.stderr
     training.send_signal(signal.SIGTERM)
-    out, err = training.communicate(timeout=100)
+    out, err = training.communicate(timeout=HANG)
     assert training.returncode == 0, err
     assert "stopped; saved" in out
     with Lock(tmp_path / "run", say=pytest.fail):  # What it gave back is free at once.
@@ -42,7 +43,7 @@ def test_second_run_is_refused_and_the_first_goes_on(run, training, tmp_path):
 
 def test_run_whose_workdir_is_deleted_ends_with_one_line_and_makes_nothing_anew(training, tmp_path):
     shutil.rmtree(tmp_path / "run")
-    _, err = training.communicate(timeout=100)
+    _, err = training.communicate(timeout=HANG)
     assert training.returncode == 2, err
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and f"the workdir {tmp_path / 'run'} was deleted, moved or made anew" in lines[0]

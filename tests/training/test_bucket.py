@@ -12,6 +12,7 @@ from etils import epath
 from PIL import Image
 
 from tests.buckets import KINDS, serving
+from tests.conftest import HANG
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.runs.bucket import Bucket, Upload, fetched, url_of
@@ -84,11 +85,15 @@ def test_lock_of_a_host_without_signs_of_life_is_taken_over(url):
 
 def test_lock_of_a_host_that_gives_signs_of_life_is_not(url):
     elsewhere(url)
-    timer = threading.Timer(0.6, elsewhere, [url], {"beat": 1})
-    timer.start()
+    said = []
+
+    def say(line):  # The other gives its sign while this one waits.
+        said.append(line)
+        elsewhere(url, beat=1)
+
     with pytest.raises(UserError, match="is in use by another run: process .* on pod-7"):
-        lock(url, say=str, stale_seconds=20).__enter__()
-    timer.join()
+        lock(url, say=say, stale_seconds=HANG).__enter__()
+    assert "in use by process" in said[0]
 
 
 def test_run_that_was_taken_over_notices_and_copies_nothing(url):
