@@ -73,6 +73,8 @@ def run_suites(
         functools.partial(predicted_crop, opened, image_size),
         say=say,
         finetune=lambda config, folder: train(config, (results.folder / folder).absolute()),
+        num_classes=opened.arguments["num_classes"],
+        class_names=opened.class_names,
         batch_size=batch_size,
         workers=workers,
     )

@@ -14,7 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation import imagenet
 from vit_jax.evaluation.imagenet import (
     accuracy,
-    check_head,
+    match_head,
     objectnet_crop,
     open_imagenet,
     open_objectnet,
@@ -53,7 +53,18 @@ def test_padding_is_never_right():
 @pytest.mark.parametrize("classes", [10, 1001, 21843])
 def test_model_of_other_classes_is_refused(classes):
     with pytest.raises(UserError, match=f"ckpt predicts {classes:,} classes, ImageNet has 1,000"):
-        check_head(classes, "ckpt")
+        match_head(classes, (), "ckpt")
+
+
+def test_model_with_the_classes_in_another_order_or_by_other_names_is_matched():
+    order = np.random.default_rng(0).permutation(1000)
+    match = match_head(1000, [SYNSETS[k] for k in order], "ckpt")
+    np.testing.assert_array_equal(order[match.order], np.arange(1000))
+    assert "ckpt has the data's classes in another order" in match.note
+    match = match_head(1000, [f"name {k}" for k in range(1000)], "ckpt")
+    assert "'name 0' is 'n01440764' here, " in match.note and "and 997 more" in match.note
+    with pytest.raises(UserError, match="its class 1 is 'n01484850', of the data 'n01443537'.*fine-tune it"):
+        match_head(1000, [*SYNSETS[1:], "cat"], "ckpt")
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,18 @@
 """Which model a config means, and its first parameters."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from tests.interop.helpers import random_model, write
-from vit_jax.interop.checkpoint import Checkpoint, complete, skeleton
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import Checkpoint, build, complete, skeleton
 from vit_jax.models import FAMILIES
+from vit_jax.models.image_model import About
+from vit_jax.models.vit import ViT
 from vit_jax.recipes import finetune
-from vit_jax.runs import warm_start
+from vit_jax.runs import frozen_model, warm_start
 from vit_jax.runs.warm_start import find_origin, has_resnet
 
 SMALL = {
@@ -74,3 +79,75 @@ def test_fine_tuning_takes_over_no_regularisation(family, monkeypatch):
     if own:
         config.model.stochastic_depth = 0.1
         assert find_origin(config, 2).arguments["stochastic_depth"] == 0.1
+
+
+FRUIT = ("apple", "berry", "cherry")
+
+
+@pytest.fixture
+def of_fruit(monkeypatch):
+    """A config that starts from a checkpoint of three classes, with two heads, and that checkpoint."""
+    small = dict(dim=8, depth=1, hidden=8, heads=2, patch_size=8, pooling="cls", distillation="heads")
+    arguments = complete(ViT, small | dict(image_size=16, num_classes=3))
+    _, shapes = skeleton(ViT, arguments)
+
+    def read(path):
+        return np.arange(np.prod(shapes[path]), dtype=np.float32).reshape(shapes[path])
+
+    checkpoint = Checkpoint("/a/run", "a run", ViT, arguments, shapes, read, class_names=FRUIT)
+    for module in (warm_start, frozen_model):
+        monkeypatch.setattr(module, "open_any", lambda *given: checkpoint)
+    config = finetune("imagenet2012", size=16)
+    config.finetune.checkpoint, config.finetune.head = "/a/run", "kept"
+    return config, checkpoint
+
+
+@pytest.mark.parametrize("names", [("cherry", "apple", "berry"), ("Cherry", "Apple", "Berry")])
+def test_a_kept_head_follows_the_names_of_the_classes(of_fruit, names):
+    config, checkpoint = of_fruit
+    origin = find_origin(config, 3, class_names=names)
+    kept = origin.read()
+    for head in ("head", "distillation_head"):
+        for part in ("kernel", "bias"):
+            before = checkpoint.read(f"{head}/{part}")
+            np.testing.assert_array_equal(kept[head][part], before[..., [2, 0, 1]])
+    path = "blocks/00/mlp/fc1/kernel"
+    np.testing.assert_array_equal(origin.sources[path](), checkpoint.read(path))
+    assert any("the data's classes in another order: they are matched by name" in x for x in origin.found)
+
+
+def test_a_kept_head_of_other_names_is_noted_and_of_moved_ones_refused(of_fruit):
+    config, checkpoint = of_fruit
+    assert not any("note:" in line for line in find_origin(config, 3, class_names=FRUIT).found)
+    *_, last = find_origin(config, 3, class_names=("apple", "berry", "kirsche")).found
+    assert last == (
+        "note: the checkpoint has other names of classes, which are matched by number: "
+        "'cherry' is 'kirsche' here"
+    )
+    with pytest.raises(UserError, match="its class 0 is 'apple', of the data 'berry'.*head='new' starts at"):
+        find_origin(config, 3, class_names=("berry", "cherry", "zapple"))
+    config.finetune.head = "new"
+    assert not np.any(find_origin(config, 3, class_names=("berry", "cherry", "x")).read()["head"]["kernel"])
+
+
+def test_a_teacher_follows_the_names_of_the_classes(of_fruit):
+    config, checkpoint = of_fruit
+    config.objective.name, config.objective.teacher = "distillation", "/a/run"
+    config.data.image_size = 16
+    frozen = frozen_model.open_frozen(config, ("cherry", "apple", "berry"))
+    before = checkpoint.read("head/kernel")
+    np.testing.assert_array_equal(frozen.read()["head"]["kernel"], before[:, [2, 0, 1]])
+    with pytest.raises(UserError, match="objective.teacher='/a/run' are not the data's: its class 0"):
+        frozen_model.open_frozen(config, ("berry", "cherry", "zapple"))
+
+
+def test_the_head_of_a_model_that_is_handed_in_follows_the_names_of_the_classes(of_fruit):
+    config, checkpoint = of_fruit
+    config.finetune.checkpoint = warm_start.HANDED_IN
+    model = build(ViT, checkpoint.arguments, {x: partial(checkpoint.read, x) for x in checkpoint.shapes})
+    model.about = About("a ViT", checkpoint.arguments)
+    model.about.class_names = FRUIT
+    bias = find_origin(config, 3, model, ("cherry", "apple", "berry")).read()["head"]["bias"]
+    np.testing.assert_array_equal(bias, [2, 0, 1])
+    with pytest.raises(UserError, match="the model that is handed in are not the data's: its class 0 is"):
+        find_origin(config, 3, model, ("berry", "cherry", "zapple"))

@@ -7,6 +7,7 @@ out. ImageNet-v2 is a TFDS data set as any other (`IMAGENET_V2`); the others are
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import PurePath
 import numpy as np
 from etils import epath
 
+from vit_jax.data.class_names import Match, match_classes
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.array_record import Records, image_and_labels
@@ -59,19 +61,39 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return figures | {"images": len(right)}
 
 
-def check_head(classes: int, checkpoint: str) -> None:
-    """Raises UserError for a model that does not predict ImageNet's classes."""
+def match_head(classes: int, class_names: Sequence[str], checkpoint: str) -> Match:
+    """Matches the classes of a model with ImageNet's, by their names.
+
+    Args:
+      classes: how many the model predicts.
+      class_names: their names; none where the checkpoint does not give them.
+
+    Raises:
+      UserError: the model predicts other classes than ImageNet's.
+    """
     if classes != CLASSES:
         raise UserError(
             f"{checkpoint} predicts {classes:,} classes, ImageNet has {CLASSES:,}: fine-tune it there first"
         )
+    if not class_names:
+        return Match(np.arange(CLASSES))
+    try:
+        return match_classes(class_names, synsets(), checkpoint)
+    except UserError as error:
+        raise UserError(f"{error}: fine-tune it on ImageNet first") from error
+
+
+@functools.cache
+def synsets() -> tuple[str, ...]:
+    """The names of ImageNet's classes by number, such as n01440764."""
+    import tensorflow_datasets as tfds
+
+    return tuple(tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names)
 
 
 def check_classes(class_names: Sequence[str], what: str) -> None:
     """Raises UserError for data whose classes are not ImageNet's synsets in their order."""
-    import tensorflow_datasets as tfds
-
-    wanted = tfds.builder("imagenet2012", try_gcs=False).info.features["label"].names
+    wanted = synsets()
     if len(class_names) != len(wanted):
         raise UserError(f"{what} has {len(class_names):,} classes, ImageNet {len(wanted):,}")
     for number, (found, synset) in enumerate(zip(class_names, wanted, strict=True)):

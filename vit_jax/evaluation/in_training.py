@@ -44,12 +44,20 @@ class TrainingSuites:
       config: in which what a checkpoint says of images stands in the place of None.
       test_crop: what evaluation shows the model of an image.
       peers: the run's processes, which must read the same.
+      class_names: of the run's head, by number; none where the run learns no classes.
 
     Raises:
       UserError: there is no such suite or option; data cannot be opened, or differ between processes.
     """
 
-    def __init__(self, config: ConfigDict, mesh: Mesh, test_crop: TestCrop, peers: Peers):
+    def __init__(
+        self,
+        config: ConfigDict,
+        mesh: Mesh,
+        test_crop: TestCrop,
+        peers: Peers,
+        class_names: Sequence[str] = (),
+    ):
         data = config.data
         self._model = None
         self._subject = Subject(
@@ -63,6 +71,8 @@ class TrainingSuites:
                 background=data.background,
             ),
             lambda: test_crop,
+            num_classes=len(class_names),
+            class_names=class_names,
             batch_size=config.batch_size,
             workers=data.workers,
             threads=data.threads,

@@ -78,6 +78,8 @@ class Subject:
       go_on: is asked between batches.
       finetune: trains this checkpoint by a config into a workdir and returns the last evaluation's figures;
         None during training.
+      num_classes: width of the model's head; 0: it has none.
+      class_names: of the head, by number; none where they are not known.
     """
 
     def __init__(
@@ -90,9 +92,12 @@ class Subject:
         *,
         say: Callable[[str], None] = print,
         finetune: Callable | None = None,
+        num_classes: int = 0,
+        class_names: Sequence[str] = (),
         **options: Any,
     ):
         self.name, self.mesh, self.say, self.finetune = name, mesh, say, finetune
+        self.num_classes, self.class_names = num_classes, tuple(class_names)
         self.go_on: Callable[[], bool] = lambda: True
         self._load, self._options, self._extractors = load, options, {}
         self._transfer_crop, self._test_crop = transfer_crop, test_crop

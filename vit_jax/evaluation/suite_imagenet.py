@@ -4,6 +4,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from vit_jax.data.class_names import Match
 from vit_jax.data.preprocess import TestCrop, sides
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import Source, fingerprint
@@ -37,18 +40,25 @@ def crop_of(subject: Subject, options: Options) -> TestCrop:
     return dataclasses.replace(subject.test_crop, kind="short_side", resize=options["test_resize"])
 
 
+def head(subject: Subject) -> Match:
+    """ImageNet's classes among those of the model's head."""
+    return sets.match_head(subject.num_classes, subject.class_names, subject.name)
+
+
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each set of images; with ReaL's labels the validation images have three rows."""
 
     def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
-        """The five likeliest classes of each image."""
-        return subject.see(source, first_five, crop)
+        """The five likeliest classes of each image, as ImageNet numbers them."""
+        seen = subject.see(source, first_five, crop)
+        return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
         """Top-1, and top-5 if there are two names."""
         scored = sets.accuracy(predictions, labels)
+        note = "; ".join(filter(None, (str(crop), head(subject).note)))
         return [
-            Row("imagenet", name, scored[kind], None, scored["images"], str(crop))
+            Row("imagenet", name, scored[kind], None, scored["images"], note)
             for name, kind in zip(names, ("top1", "top5"), strict=False)
         ]
 
@@ -95,7 +105,7 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         """Sees first whether the model predicts ImageNet's classes."""
 
         def opened(names: Sequence[str]) -> Source:
-            sets.check_head(subject.model.num_classes, subject.name)
+            head(subject)
             return open_set(names)
 
         return opened

@@ -18,6 +18,7 @@ from vit_jax.data.timm_augment import RandPolicy, rand_policy
 from vit_jax.data.views import Picture, View, pictures_of
 from vit_jax.errors import UserError
 from vit_jax.evaluation.in_training import TrainingSuites
+from vit_jax.interop.checkpoint import all_names
 from vit_jax.options import Option, number, unless, whole
 from vit_jax.parallel.mesh import check_batch, local_rows, make_mesh
 from vit_jax.parallel.peers import Peers
@@ -81,7 +82,8 @@ class Parts(NamedTuple):
 
     def program_of(self, config: ConfigDict) -> Program:
         """The program that another config would have for the same data."""
-        origin = find_origin(config, self.num_classes, self.caller.model)
+        names = all_names(learned_classes(config, self.splits.train), self.num_classes)
+        origin = find_origin(config, self.num_classes, self.caller.model, names)
         return _program(config, make_mesh(config.mesh), origin, self.frozen, self.num_classes, self.steps)
 
 
@@ -113,11 +115,12 @@ def assemble(
     num_classes = class_count(config, splits.train)
     steps = step_count(config, len(splits.train))
     begins("opening the checkpoint to start from")
-    origin = find_origin(config, num_classes, caller.model)
-    frozen = open_frozen(config, splits.train.class_names)
+    names = all_names(learned_classes(config, splits.train), num_classes)
+    origin = find_origin(config, num_classes, caller.model, names)
+    frozen = open_frozen(config, names)
     seen = with_images_of(config, origin)
     begins("looking through the data sets of evaluation suites")
-    suites = TrainingSuites(seen, mesh, test_crop(seen), peers)
+    suites = TrainingSuites(seen, mesh, test_crop(seen), peers, names)
     begins("making the program")
     program = _program(config, mesh, origin, frozen, num_classes, steps)
     origin = with_objective(origin, config, objective_weights(program.state), program.state["memory"])
@@ -172,6 +175,11 @@ def check_several_classes(config: ConfigDict, source: Source) -> None:
     raise UserError(
         f"the training images are all of the class {present[0]!r}, and a classifier needs two or more{inner}"
     )
+
+
+def learned_classes(config: ConfigDict, source: Source) -> tuple[str, ...]:
+    """Names of the classes that a run learns; none where its objective reads no labels."""
+    return tuple(source.class_names) if objective_of(config).labels else ()
 
 
 def step_count(config: ConfigDict, images: int) -> int:

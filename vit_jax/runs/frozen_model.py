@@ -16,7 +16,7 @@ from vit_jax.interop.beside import check_shapes
 from vit_jax.interop.checkpoint import Checkpoint, fit, sketch
 from vit_jax.models import abstract
 from vit_jax.parallel.sharding import path_name
-from vit_jax.runs.warm_start import fingerprint_of, objective_shapes
+from vit_jax.runs.warm_start import fingerprint_of, matched_head, objective_shapes
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.frozen import RANDOM, Frozen, WithHeads
@@ -57,11 +57,11 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
     """The frozen model that the config's objective asks for; None where it asks for none.
 
     Args:
-      class_names: of the data.
+      class_names: of the run's head, by number; none where the run learns no classes.
 
     Raises:
       UserError: there is no such checkpoint, it is damaged, does not fit, lacks the heads that are asked for,
-        or orders its classes otherwise; or a teacher is named that the objective does not ask for.
+        or has other classes; or a teacher is named that the objective does not ask for.
     """
     wanted = objective_of(config).learns_from(config)
     if wanted is None:
@@ -79,19 +79,16 @@ def open_frozen(config: ConfigDict, class_names: Sequence[str] = ()) -> FrozenMo
         arguments, sources, done = fit(checkpoint, dict(wanted.changes))
     except UserError as error:
         raise UserError(f"config.objective.teacher={wanted.source!r}: {error}") from error
-    theirs, ours = checkpoint.class_names, tuple(class_names)
-    if wanted.objective is None and theirs != ours and sorted(theirs) == sorted(ours):
-        wrong = next(number for number, name in enumerate(ours) if theirs[number] != name)
-        raise UserError(
-            f"config.objective.teacher={wanted.source!r} has the data's classes in another order: its class "
-            f"{wrong} is {theirs[wrong]!r}, and the data's is {ours[wrong]!r}"
-        )
+    notes = []
+    if wanted.objective is None and arguments["num_classes"] == len(class_names) > 0:
+        place, remedy = f"config.objective.teacher={wanted.source!r}", "take a teacher of these classes"
+        sources, notes = matched_head(sources, checkpoint, class_names, place, remedy)
     model = sketch(checkpoint.model, arguments)
     if wanted.beside is not None:
         model, sources = _with_heads(wanted, checkpoint, arguments, model, sources)
     if config.objective.teacher_dtype == "bfloat16":
         model = _halved(model)
-    return FrozenModel(model, sources, [checkpoint.describe(), *done.describe()])
+    return FrozenModel(model, sources, [checkpoint.describe(), *done.describe(), *notes])
 
 
 def _random_frozen(config: ConfigDict, class_names: Sequence[str]) -> FrozenModel:

@@ -21,7 +21,7 @@ from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
 from vit_jax.progress import duration, waiting
-from vit_jax.runs.assemble import Parts, assemble
+from vit_jax.runs.assemble import Parts, assemble, learned_classes
 from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.caller import Caller
@@ -108,7 +108,7 @@ def _take_workdir(
     held.enter_context(_out_of_memory_in_words(memory))
     memory.check(print if leader else lambda line: None)
     images = {name: len(source) for name, source in splits.named.items()}
-    names = splits.train.class_names if objective_of(config).labels else ()
+    names = learned_classes(config, splits.train)
     manifest = make_manifest(
         parts.steps,
         names,

@@ -2,7 +2,8 @@
 
 import inspect
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.config import base_config, check_values, leaves
+from vit_jax.data.class_names import match_classes
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import ObjectiveParams, Shapes
@@ -36,7 +38,7 @@ OPTIONS = {
         None, text(), "Where the parameters come from: what `load_model` takes; None: random ones."
     ),
     "finetune.head": Option(
-        "new", one_of("new", "kept"), "New, zeros, or the checkpoint's where the classes are the same."
+        "new", one_of("new", "kept"), "New, zeros, or the checkpoint's, its classes matched by name."
     ),
     "finetune.objective": Option(
         "kept",
@@ -101,19 +103,25 @@ def has_resnet(config: ConfigDict) -> bool:
     return open_any(config.finetune.checkpoint).arguments.get("resnet_blocks") is not None
 
 
-def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None = None) -> Origin:
+def find_origin(
+    config: ConfigDict, num_classes: int, model: ImageModel | None = None, class_names: Sequence[str] = ()
+) -> Origin:
     """The model that a config means, for data of so many classes; or that a program hands in.
 
     A checkpoint says itself what its model is, and how images are resized. A new head is zeros, or as the
     config's `model.head_deviation` says, without the hidden layer of pre-training; position embeddings are
-    resized to the images (paper, section 3.2).
+    resized to the images (paper, section 3.2). A kept head's classes are matched with the data's by name.
+
+    Args:
+      class_names: of the run's head, by number.
 
     Raises:
-      UserError: there is no such checkpoint, it is damaged, or is not of the model that the config names.
+      UserError: there is no such checkpoint, it is damaged, or is not of the model that the config names; its
+        head is kept and has other classes than the data.
     """
     values = config.finetune
     if values.checkpoint == HANDED_IN:
-        return _handed_in_origin(config, num_classes, model)
+        return _handed_in_origin(config, num_classes, model, class_names)
     wanted = model_arguments(config) | {"num_classes": num_classes}
     named = None
     if config.model.name:
@@ -140,6 +148,10 @@ def find_origin(config: ConfigDict, num_classes: int, model: ImageModel | None =
     if left := [name for name in sorted(REGULARISATION & own.keys()) if arguments[name] != own[name]]:
         was = ", ".join(f"{name}={own[name]}" for name in left)
         found.append(f"regularised by config.model, not as the checkpoint's run was ({was})")
+    if values.head == "kept" and class_names:
+        remedy = "config.finetune.head='new' starts at a new head"
+        sources, notes = matched_head(sources, checkpoint, class_names, "the checkpoint", remedy)
+        found += notes
     seen = _interpolation(config, checkpoint)
     return Origin(checkpoint.model, arguments, sources, found, seen, checkpoint.objective)
 
@@ -232,7 +244,44 @@ def _check_name(config: ConfigDict, named: tuple[type, dict], checkpoint: Checkp
         )
 
 
-def _handed_in_origin(config: ConfigDict, num_classes: int, model: ImageModel | None) -> Origin:
+def matched_head(
+    sources: dict[str, Callable[[], np.ndarray]],
+    checkpoint: Checkpoint,
+    class_names: Sequence[str],
+    place: str,
+    remedy: str,
+) -> tuple[dict[str, Callable[[], np.ndarray]], list[str]]:
+    """A checkpoint's parameters with those of its head in the order of the data's classes, and notes on it.
+
+    Args:
+      sources: by path.
+      class_names: of the run's head, by number.
+      place: the checkpoint in words, and remedy: what to do where it has other classes.
+
+    Raises:
+      UserError: some of its classes are the data's at other numbers, and others are not.
+    """
+    try:
+        match = match_classes(checkpoint.class_names, class_names, place)
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}") from error
+    if match.reordered:
+        sources = sources | {
+            path: partial(_reordered, read, match.order)
+            for path, read in sources.items()
+            if path.startswith(("head/", "distillation_head/"))
+        }
+    return sources, [f"note: {match.note}"] if match.note else []
+
+
+def _reordered(read: Callable[[], np.ndarray], order: np.ndarray) -> np.ndarray:
+    """A parameter of a head, whose last axis is of classes, in another order of these."""
+    return np.asarray(read())[..., order]
+
+
+def _handed_in_origin(
+    config: ConfigDict, num_classes: int, model: ImageModel | None, class_names: Sequence[str]
+) -> Origin:
     """The start from a model that a program hands in: its head is kept, and how it is regularised."""
     if model is None:
         raise UserError(
@@ -255,6 +304,10 @@ def _handed_in_origin(config: ConfigDict, num_classes: int, model: ImageModel | 
         found.append(
             "regularised as it is handed in: " + ", ".join(f"{name}={arguments[name]}" for name in kept)
         )
+    if class_names:
+        remedy = "give config.finetune.checkpoint in place of a model, which starts at a new head"
+        sources, notes = matched_head(sources, checkpoint, class_names, "the model that is handed in", remedy)
+        found += notes
     return Origin(checkpoint.model, arguments, sources, found, _interpolation(config, checkpoint))
 
 
