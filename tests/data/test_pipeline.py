@@ -1,9 +1,12 @@
 """Batches: once each, the same for any number of processes, from any step."""
 
+import contextlib
 import itertools
 import multiprocessing
 import os
 import signal
+import sys
+from multiprocessing import spawn
 
 import numpy as np
 import pytest
@@ -96,6 +99,30 @@ def test_worker_that_is_killed_ends_the_batches_with_one_line_and_the_other_work
     batches.close()
 
 
+@pytest.fixture
+def signalled_at_start(tmp_path):
+    """Sends a signal to each decoding process before Python runs in it."""
+
+    def use(name: str) -> None:
+        program = tmp_path / "python"
+        command = f'case "$*" in *spawn_main*) kill -{name} $$;; esac\nexec {sys.executable} "$@"\n'
+        program.write_text(f"#!/bin/sh\n{command}")
+        program.chmod(0o755)
+        multiprocessing.set_executable(str(program))
+
+    before = os.fsdecode(spawn.get_executable())
+    flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
+    yield use
+    multiprocessing.set_executable(before)
+
+
+def test_worker_that_dies_before_it_reads_a_long_list_of_images_ends_the_batches(signalled_at_start):
+    signalled_at_start("KILL")
+    died = pytest.raises(UserError, match="a decoding process died .signal 9")
+    with contextlib.closing(long_evaluation(workers=1)) as batches, died:
+        next(batches)
+
+
 def labels(batches: list[dict]) -> list[int]:
     return np.concatenate([batch["labels"][:, 0] for batch in batches]).tolist()
 
@@ -157,8 +184,8 @@ def test_image_is_cropped_anew_in_every_epoch():
     assert len({crop.tobytes() for crop in crops}) == 10
 
 
-def test_worker_processes_give_the_same_batches():
-    flags.FLAGS.mark_as_parsed()  # Grain's workers ask for flags.
+def test_worker_processes_give_the_same_batches_though_they_get_sigterm_while_they_start(signalled_at_start):
+    signalled_at_start("TERM")
     for one, other in zip(train(count=6), train(count=6, workers=2), strict=True):
         assert_equal(one, other)
 

@@ -1,13 +1,16 @@
 """Where images come from: digits, folders and real TFDS data sets prepared here."""
 
+import builtins
 import io
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -369,6 +372,30 @@ def test_tfds_slices_are_cut_again(prepared):
 
     assert shades("train[:80%][75%:]") == shades("train")[12:16]
     assert shades("train[10:][:2]+test[:1]") == shades("train")[10:12] + shades("test")[:1]
+
+
+def test_array_records_are_read_without_an_import(prepared, monkeypatch):
+    pattern = prepared / "one_label" / "1.0.0" / "*-train.array_record*"
+    opened = open_source("array_record", "all", path=str(pattern), num_classes=3)
+    handed = pickle.loads(pickle.dumps(opened))  # As in a worker process.
+    real = builtins.__import__
+
+    def no_tfds(name, *arguments):
+        assert not name.startswith("tensorflow_datasets")
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", no_tfds)
+    assert opened[0] == handed[0]
+
+
+def test_a_remote_folder_imports_its_file_system_where_it_is_unpickled(monkeypatch):
+    root = "memory://remote/pictures"
+    fsspec.filesystem("memory").pipe(f"{root}/cat/1.png", b"1")
+    pickled = pickle.dumps(open_source("folder", "all", path=root, labels=False))
+    seen = []
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: seen.append(url) or (None, url))
+    pickle.loads(pickled)
+    assert [url.rstrip("/") for url in seen] == [root]
 
 
 def test_array_record_slices_are_samples_of_files_that_are_sorted(prepared):

@@ -15,9 +15,14 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
+from pathlib import Path
 
+import cloudpickle
 import grain
 import numpy as np
 
@@ -143,8 +148,8 @@ def training_batches(
             load_image(rngs, index, batch, row)
         return batch
 
-    data = grain.MapDataset.range(first_step * chunks, sys.maxsize).map(load)
-    return _iterate(data, chunks, *decoders(workers, threads, len(source)))
+    numbers = grain.MapDataset.range(first_step * chunks, sys.maxsize)
+    return _iterate(numbers, load, chunks, *decoders(workers, threads, len(source)))
 
 
 def evaluation_batches(
@@ -195,8 +200,8 @@ def evaluation_batches(
         return batch
 
     steps = -(-len(source) // batch_size)
-    data = grain.MapDataset.range(steps * chunks).map(load)
-    return _iterate(data, chunks, *decoders(workers, threads, len(source)))
+    numbers = grain.MapDataset.range(steps * chunks)
+    return _iterate(numbers, load, chunks, *decoders(workers, threads, len(source)))
 
 
 class SkipLog:
@@ -294,29 +299,69 @@ def _empty(images: int, views: Sequence[Picture], source: Source) -> Batch:
     }
 
 
-def _iterate(data: grain.MapDataset[Batch], chunks: int, workers: int, threads: int) -> Iterator[Batch]:
+def _iterate(
+    numbers: grain.MapDataset[int], load: Callable[[int], Batch], chunks: int, workers: int, threads: int
+) -> Iterator[Batch]:
     """Batches of so many chunks each; to be closed."""
-    data = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads))
-    if workers:
-        # Python's tracker of what workers share would count what a dead one left after the error's line.
-        sys.warnoptions.append("ignore:resource_tracker")
-        options = grain.MultiprocessingOptions(num_workers=workers)
-        data = data.mp_prefetch(options, worker_init_fn=_obey_parent)
-    if chunks > 1:
-        data = data.batch(chunks, batch_fn=_join)
-    return _OfWorkers(iter(data)) if workers else iter(data)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+    if not workers:
+        return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
+    # Python's tracker of what workers share would count what a dead one left after the error's line.
+    sys.warnoptions.append("ignore:resource_tracker")
+    handed = _Handed(load)
+    data = numbers.map(handed).to_iter_dataset(options)
+    data = data.mp_prefetch(grain.MultiprocessingOptions(workers), worker_init_fn=_obey_parent)
+    return _OfWorkers(iter(_joined(data, chunks)), workers, handed)
+
+
+def _joined(data: grain.IterDataset[Batch], chunks: int) -> grain.IterDataset[Batch]:
+    return data.batch(chunks, batch_fn=_join) if chunks > 1 else data
+
+
+class _Handed:
+    """A function that worker processes read from a file.
+
+    Python writes what it hands to a new process into a pipe whose other end it keeps open itself. Where that
+    is more than a pipe holds (64 KiB: a list of files, the images of a small data set), and the process dies
+    before it reads, the write never ends.
+    """
+
+    def __init__(self, function: Callable):
+        self._function = function
+        self._file = tempfile.NamedTemporaryFile(prefix="vit_jax_")  # noqa: SIM115
+        cloudpickle.dump(function, self._file)
+        self._file.flush()
+
+    def __call__(self, number: int) -> Batch:
+        return self._function(number)
+
+    def __reduce__(self):
+        return _read_handed, (self._file.name,)
+
+    def remove(self) -> None:
+        """Removes the file, which no process reads any more."""
+        self._file.close()
+
+
+def _read_handed(file: str) -> Callable:
+    return cloudpickle.loads(Path(file).read_bytes())
 
 
 class _OfWorkers(Iterator[Batch]):
-    """Batches that worker processes make; when one dies, so do the others, and an error says how it died."""
+    """Batches that worker processes make; when one dies, so do the others, and an error says how it died.
 
-    def __init__(self, batches: grain.DatasetIterator[Batch]):
-        self._batches = batches
+    Args:
+      handed: what the processes run.
+    """
+
+    def __init__(self, batches: grain.DatasetIterator[Batch], workers: int, handed: _Handed):
+        self._batches, self._workers, self._handed = batches, workers, handed
+        self._taken = 0
         self._others = {*multiprocessing.active_children()}
 
     def __next__(self):
         try:
-            return next(self._batches)
+            batch = next(self._batches) if self._taken else self._first()
         except RuntimeError as error:  # Grain's own, and an exception in a worker: that one has no such text.
             if not (code := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
                 raise
@@ -326,10 +371,29 @@ class _OfWorkers(Iterator[Batch]):
                 f"a decoding process died ({_cause(int(code[1]))}); use fewer of them "
                 "(data.workers, --workers) or more memory; the same command goes on from what was saved"
             ) from error
+        self._taken += 1
+        if self._taken == self._workers:  # They take turns, so each has started.
+            self._handed.remove()
+        return batch
+
+    def _first(self) -> Batch:
+        """The first batch, for which all processes are started: with SIGTERM and SIGINT blocked.
+
+        They inherit that from the thread that starts them, and so live on until `_obey_parent` makes them
+        ignore both.
+        """
+        resource_tracker.ensure_running()  # To start it unblocks them in the thread that does.
+        with ThreadPoolExecutor(1, initializer=_block_signals) as thread:
+            return thread.submit(self._batches.__next__).result()
 
     def close(self) -> None:
         """Ends the processes."""
         self._batches.close()
+        self._handed.remove()
+
+
+def _block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def _cause(code: int) -> str:

@@ -1,7 +1,6 @@
 """Brings batches onto the devices before they are asked for."""
 
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,8 +64,6 @@ class Feed:
         self._batches.close()
 
     def _fill(self, check, mesh):
-        # The main thread has the signals; processes that are started here inherit that they are blocked.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
             while not self._closed.is_set():
                 self._queue.put(to_devices(check(next(self._batches)), mesh))

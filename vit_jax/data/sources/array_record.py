@@ -12,22 +12,33 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Records(Source):
-    """ArrayRecord files of tf.Examples; `read` takes what is wanted of one's features."""
+    """ArrayRecord files of tf.Examples; `read` takes what is wanted of one's features.
+
+    Opening and unpickling import TFDS, `__getitem__` never does: two threads that import it at once may wait
+    for each other for ever (etils' lazy modules before Python 3.12).
+    """
 
     name: str
     records: object
     read: Callable[[Mapping], Example]
     class_names: tuple[str, ...]
     max_labels: int
+    _parse: Callable = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        from tensorflow_datasets.proto.tf_example_generated_pb2 import Example as Message
+
+        object.__setattr__(self, "_parse", Message.FromString)
+
+    def __reduce__(self):
+        return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
 
     def __len__(self):
         return len(self.records)
 
     def __getitem__(self, index):
-        from tensorflow_datasets.proto.tf_example_generated_pb2 import Example as Message
-
         try:
-            features = Message.FromString(self.records[index]).features.feature
+            features = self._parse(self.records[index]).features.feature
         except Exception as error:  # The C++ reader's, a protocol buffer's, or the file system's.
             raise UserError(f"cannot read {self.describe(index)}: {first_line(error)}") from error
         example = self.read(features)

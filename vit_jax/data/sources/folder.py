@@ -39,6 +39,11 @@ class Folder(Source):
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     max_labels: int = 1
 
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if "://" in self.root:
+            _remote(self.root)  # Imports the file system's library here, before threads read.
+
     @classmethod
     def scan(
         cls,
