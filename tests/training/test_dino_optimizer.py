@@ -15,6 +15,7 @@ from vit_jax.models.vit import FAMILY as VIT
 from vit_jax.parallel.mesh import make_mesh, to_devices
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.objectives import handing_in
+from vit_jax.training.objectives.dino import DINO
 from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 from vit_jax.training.optimizer import clip_by_norm, make_optimizer
 from vit_jax.training.program import make_program
@@ -166,6 +167,7 @@ MULTIPLIERS = {
     "params/blocks/23/scale2": 0.9,  # blocks.23.ls2.gamma
     "params/norm/scale": 1.0,
     "extra/objective/head/prototypes": 1.0,  # last_layer.weight_v
+    "extra/objective/mask": 0.0717897987691853,  # mask_token
     "extra/objective/patch_embedding/kernel": 1.0,
 }
 
@@ -173,7 +175,9 @@ MULTIPLIERS = {
 def test_rates_of_layers_and_of_the_patch_embedding_are_dinov2s():
     ones = tree_of({path: jnp.ones(1) for path in MULTIPLIERS})
     config = settings(**PLAIN, layer_decay=0.9, embedding_rate=0.2, learning_rate=1.0)
-    optimizer = make_optimizer(config, lambda t: 1.0, 0.0, None, VIT.layer(None), VIT.embedding)
+    optimizer = make_optimizer(
+        config, lambda t: 1.0, 0.0, None, VIT.layer(None), VIT.embedding, stem=DINO.stem
+    )
     updates, _ = optimizer.update(ones, optimizer.init(ones), ones)
     for path, found in by_path(updates).items():
         assert -found[0] == pytest.approx(MULTIPLIERS[path], rel=1e-6), path

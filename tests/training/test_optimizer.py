@@ -248,13 +248,33 @@ def test_weight_decay_moves_kernels_alone():
     np.testing.assert_array_equal(after["bias"], params["block"]["bias"])
 
 
-@pytest.mark.parametrize("decay", ["kernels", "matrices"])
+@pytest.mark.parametrize(
+    ("decay", "decays"),
+    [
+        # `get_parameter_groups` in optim_factory.py of BEiT and EVA: neither what has one axis, nor pos_embed
+        # nor cls_token. For matrices: timm's `add_weight_decay`, of MAE, what has one axis.
+        ("tables", {"bias_table", "blocks/00/attention/bias_table", "blocks/00/mlp/fc1/kernel", "mask"}),
+        ("kernels", {"blocks/00/mlp/fc1/kernel"}),
+    ],
+)
+def test_weight_decay_of_tables_and_tokens_is_the_authors(decay, decays):
+    paths = {"cls", "position_embedding/table", "norm/scale", "blocks/00/mlp/fc1/bias", "bias_table", "mask"}
+    paths |= {"blocks/00/attention/bias_table", "blocks/00/mlp/fc1/kernel"}
+    params = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones((3, 3)) for path in paths})
+    found = nnx.traversals.flatten_mapping(DECAYED[decay](params))
+    assert {"/".join(path) for path, x in found.items() if x} == decays
+    of_matrices = nnx.traversals.flatten_mapping(DECAYED["matrices"](params))
+    spared = {"norm/scale", "blocks/00/mlp/fc1/bias"}
+    assert {"/".join(path) for path, x in of_matrices.items() if x} == paths - spared
+
+
+@pytest.mark.parametrize("decay", ["kernels", "tables", "matrices"])
 def test_weight_decay_spares_a_swins_positions_and_factors(decay):
     spared = ("attention/bias_table", "attention/logit_scale", "attention/bias_mlp/fc1/kernel")
-    paths = (*spared, "attention/out/kernel")
+    paths = [f"stages/0/00/{path}" for path in (*spared, "attention/out/kernel")]
     params = nnx.traversals.unflatten_mapping({tuple(path.split("/")): jnp.ones(3) for path in paths})
     decayed = nnx.traversals.flatten_mapping(DECAYED[decay](params))
-    assert {"/".join(path) for path, decays in decayed.items() if decays} == {"attention/out/kernel"}
+    assert {"/".join(path) for path, decays in decayed.items() if decays} == {paths[-1]}
 
 
 @pytest.mark.parametrize(
@@ -310,6 +330,31 @@ def test_layer_decay_counts_no_layer_of_an_objective():
     blocks = scaled["params"]["blocks"]
     assert [float(blocks[layer]["kernel"][0]) for layer in ("00", "01")] == [0.25, 0.5]
     assert jax.tree.leaves(scaled["extra"]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "factor"),
+    [
+        ("dino", {"objective.patch_weight": 1.0}, 0.5**3),
+        ("masked_patch", {}, 0.5**3),
+        ("mae", {"data.image_size": 16, "model.position": "sincos2d_mae"}, 1.0),  # The decoder's.
+    ],
+)
+def test_a_token_of_masked_patches_has_the_rate_of_the_patch_embedding(name, values, factor):
+    """As in `param_groups.py` of DINOv2 and DINOv3, whose backbones own it; two layers and a head follow."""
+    config = base_config()
+    config.model.update(dict(name="ViT-Ti/4", dim=16, depth=2, hidden=32, heads=2))
+    config.data.image_size = 8
+    config.objective.update(dict(name=name, decoder_dim=16, decoder_depth=1, decoder_heads=2))
+    config.optimizer.update(dict(name="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.0, layer_decay=0.5))
+    config.optimizer.update(dict(learning_rate=1.0, schedule="constant", warmup_steps=0))
+    config.update_from_flattened_dict(values)
+    program = make_program(config, num_classes=0, steps=1000, mesh=make_mesh(config.mesh))
+    weights = {part: program.state[part] for part in ("params", "extra")}
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), weights)
+    updates, _ = program.optimizer.update(ones, program.optimizer.init(ones), ones)
+    assert float(-updates["extra"]["objective"]["mask"].ravel()[0]) == factor
+    assert float(-updates["params"]["patch_embedding"]["bias"][0]) == 0.5**3
 
 
 def layers_of(**values) -> dict[str, float]:

@@ -664,6 +664,6 @@ FAMILY = Family(
     layer=lambda model: partial(_layer, model),
     embedding=("patch_embedding", "patch_norm"),
     # The biases by offset, the layers that compute them and the factors on cosines: the authors decay none.
-    undecayed=(r"attention/bias_table", r"bias_mlp/.*", r"attention/logit_scale"),
+    undecayed=(r"stages/\d+/\d+/attention/bias_table", r"bias_mlp/.*", r"attention/logit_scale"),
     loose=("window", "pretrained_windows"),
 )

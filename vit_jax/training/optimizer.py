@@ -26,8 +26,9 @@ OPTIONS = {
     ),
     "optimizer.decay": Option(
         "kernels",
-        one_of("kernels", "matrices", "all"),
-        "Which parameters decay; matrices are all but biases and scales.",
+        one_of("kernels", "tables", "matrices", "all"),
+        "Which parameters decay; tables: kernels, tables of position biases and mask tokens (BEiT, EVA); "
+        "matrices: all but biases and scales.",
     ),
     "optimizer.clip_norm": Option(
         1.0, number(least=0), "The gradient's highest norm, of what optimizer.clip says; 0: off."
@@ -64,6 +65,7 @@ def make_optimizer(
     layer: Callable[[str], float] | None = None,
     embedding: Sequence[str] = (),
     held: Mapping[str, int] | None = None,
+    stem: Sequence[str] = (),
 ) -> optax.GradientTransformation:
     """Clip by norm, the direction that is named, weight decay, learning rate by layer.
 
@@ -79,6 +81,7 @@ def make_optimizer(
       layer: the model family's, for `layer_decay`.
       embedding: the model family's, for `embedding_rate`.
       held: the objective's: for so many first updates the rate of what begins so is 0.
+      stem: the objective's: starts of the paths of its own parameters that enter before the encoder.
 
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
@@ -98,7 +101,7 @@ def make_optimizer(
         clip_by_norm(config.clip_norm, config.clip) if config.clip_norm else optax.identity(),
         *((decay, direction) if config.coupled_decay else (direction, decay)),
         *([to_length(DECAYED[config.decay])] if config.name == "lamb" else []),
-        scale_by_layer(config.layer_decay, layer) if config.layer_decay < 1 else optax.identity(),
+        scale_by_layer(config.layer_decay, layer, stem) if config.layer_decay < 1 else optax.identity(),
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
     ]
     if config.embedding_rate != 1:
@@ -153,6 +156,14 @@ def kernels(params: dict) -> dict:
     return _named(params, lambda name: name == "kernel")
 
 
+def tables(params: dict) -> dict:
+    """True for kernels, for tables of biases by offset, and for an objective's token of masked patches.
+
+    Positions, class tokens, biases and scales do not decay, as in the code of BEiT and EVA.
+    """
+    return _named(params, lambda name: name in ("kernel", "bias_table", "mask"))
+
+
 def matrices(params: dict) -> dict:
     """True for all but biases and scales: what has more than one axis in PyTorch, tokens and tables too."""
     return _named(params, lambda name: name not in ("bias", "scale", "scale1", "scale2"))
@@ -167,7 +178,7 @@ def _named(params: dict, decays: Callable[[str], bool]) -> dict:
     return jax.tree.map_with_path(both, params)
 
 
-DECAYED = {"kernels": kernels, "matrices": matrices, "all": None}
+DECAYED = {"kernels": kernels, "tables": tables, "matrices": matrices, "all": None}
 
 
 def below(starts: Sequence[str], weights: dict) -> dict:
@@ -207,35 +218,41 @@ def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
-def scale_by_layer(decay: float, layer: Callable[[str], float]) -> optax.GradientTransformation:
+def scale_by_layer(
+    decay: float, layer: Callable[[str], float], stem: Sequence[str] = ()
+) -> optax.GradientTransformation:
     """Updates of an encoder layer times `decay` for each layer between it and the head.
 
     What comes before the encoder counts as one layer, a hybrid's ResNet too; a row layer and a column layer
     of axial attention are one; what comes behind the encoder keeps its rate, as does an objective's decoder
-    (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2).
+    (BEiT, 2106.08254; MAE, 2111.06377, appendix A.2). An objective's token of masked patches is of the layer
+    before the encoder (DINOv2's `param_groups.py`).
 
     Args:
       layer: of a family's model, by a parameter's path in it.
+      stem: starts of the paths of an objective's parameters that enter before the encoder.
     """
 
     def scale(updates, params=None):
         del params
-        layers = jax.tree.map_with_path(lambda path, _: layer_of(layer, path_name(path)), updates)
+        layers = jax.tree.map_with_path(lambda path, _: layer_of(layer, path_name(path), stem), updates)
         depth = 1 + max((layer for layer in jax.tree.leaves(layers) if layer < math.inf), default=-1)
         return jax.tree.map(lambda x, layer: x * decay ** (depth - min(layer, depth)), updates, layers)
 
     return optax.stateless(scale)
 
 
-def layer_of(layer: Callable[[str], float], path: str) -> float:
+def layer_of(layer: Callable[[str], float], path: str, stem: Sequence[str] = ()) -> float:
     """The number of the encoder layer of one of a run's weights; -1 before them, infinity behind.
 
     Args:
       layer: of a family's model, by a parameter's path in it.
       path: among a run's weights: `params/blocks/00/norm1/scale`.
+      stem: as of `scale_by_layer`.
     """
     if path.startswith("extra/objective/"):  # A decoder's layers too.
-        return math.inf
+        own = path.removeprefix("extra/objective/")
+        return -1 if any(f"{own}/".startswith(f"{start}/") for start in stem) else math.inf
     if path.startswith("extra/lora/"):  # Low-rank changes are named by the kernel that they change.
         return layer(path.removeprefix("extra/lora/").replace(".", "/"))
     return layer(path.removeprefix("params/"))

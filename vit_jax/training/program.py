@@ -196,6 +196,7 @@ def make_program(
         layers and layers(model),
         embedding,
         whole.held(),
+        whole.stem,
     )
 
     def first_memory(weights, frozen):

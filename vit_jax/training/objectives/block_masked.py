@@ -49,6 +49,7 @@ class BlockMasked(Objective):
     """
 
     ratio: ClassVar[float]
+    stem: ClassVar = ("mask",)
 
     def __init__(self, model: TokenModel, ratio: float | None, *, gradient: float = 1.0, rngs: nnx.Rngs):
         self.grid, self.patch, self.patches = model.grid, model.patch_size, math.prod(model.grid)
@@ -60,7 +61,8 @@ class BlockMasked(Objective):
                 f"config.objective.mask_ratio = {ratio:.4g} masks {self.masked} of {self.patches} patches; "
                 "it must leave some, and mask some"
             )
-        self.mask = nnx.Param(initializers.cut_normal(0.02)(rngs.params(), (1, 1, model.dim)))
+        drawn = model.stack.scheme.token or initializers.cut_normal(0.02)
+        self.mask = nnx.Param(drawn(rngs.params(), (1, 1, model.dim)))
 
     @staticmethod
     def sees_length(config: ConfigDict) -> bool:

@@ -210,6 +210,7 @@ class DINO(Objective):
     )
     optional: ClassVar = ("mask", "patch_head")
     carried: ClassVar = ("centre", "patch_centre")
+    stem: ClassVar = ("mask",)
 
     def __init__(self, values: ConfigDict, model: ImageModel, steps: int, *, rngs: nnx.Rngs):
         self.features = _width(model, model.image_size)

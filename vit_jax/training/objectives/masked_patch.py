@@ -46,6 +46,7 @@ class MaskedPatch(Objective):
     """
 
     made_by: ClassVar = ("target",)
+    stem: ClassVar = ("mask",)
 
     def __init__(self, model: nnx.Module, ratio: float, target: str, *, rngs: nnx.Rngs):
         self.grid, self.patch, self.target = model.grid, model.patch_size, target

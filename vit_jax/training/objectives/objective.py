@@ -71,6 +71,8 @@ class Objective(nnx.Module):
       optional: parts of its own, by the start of their paths, that a run may have and its checkpoint not, or
         the other way round where the run has none of them.
       carried: names of memories that are taken from a checkpoint with its parameters.
+      stem: starts of the paths of its own parameters that enter before the encoder, such as the token of a
+        masked patch: layer-wise decay gives them the learning rate of the patch embedding's layer.
       frozen: the model that it asked for by `learns_from`, on the devices with the rest; nothing trains it.
       pictures: None, or `(model, batch, now) -> (visible, predicted)`, which draws what is left of the images
         and what is predicted, each `[batch, height, width, channels]` in [0, 255].
@@ -81,6 +83,7 @@ class Objective(nnx.Module):
     made_by: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()
+    stem: ClassVar[tuple[str, ...]] = ()
     frozen: nnx.Module | None = None
     pictures = None
 
