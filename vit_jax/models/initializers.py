@@ -162,6 +162,10 @@ class Scheme(NamedTuple):
         lambda layer, depth, sub_norm: {}
     )  # `of_layer`'s.
 
+    # Class, mask and other tokens; None: zeros where a token's learned position starts it, else normal.
+    token: Initializer | None = None
+    positions: Initializer = normal(0.02)  # Learned ones.
+
     def of_layer(self, layer: int, depth: int, sub_norm: bool) -> "Scheme":
         """The values of one layer, counted from 0, of `depth` layers.
 
@@ -171,9 +175,15 @@ class Scheme(NamedTuple):
         return self._replace(**self.own(layer, depth, sub_norm))
 
 
-def _beits_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
-    """BEiT's last layers of branches, divided by sqrt(2 (layer + 1))."""
-    return {"out": cut_normal(0.02 / math.sqrt(2 * (layer + 1)))}
+def _of_beit(deviation: float) -> "Scheme":
+    """BEiT's values, all of one standard deviation before they are cut."""
+    drawn, zeros = cut_normal(deviation), jax.nn.initializers.zeros
+
+    def own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
+        """The last layers of branches, divided by sqrt(2 (layer + 1))."""
+        return {"out": cut_normal(deviation / math.sqrt(2 * (layer + 1)))}
+
+    return Scheme(drawn, lambda inputs: zeros, drawn, zeros, *[drawn] * 3, own, drawn, drawn)
 
 
 def _vqkds_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer]:
@@ -209,6 +219,16 @@ def _eva02s_own(layer: int, depth: int, sub_norm: bool) -> dict[str, Initializer
     return {"qkv": qkv, "dense": one, "gated": gated, "out": one}
 
 
+# DeiT's, DINO's and Swin's in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch's convolutions.
+_DEIT = Scheme(
+    torch_convolution(),
+    lambda inputs: uniform(inputs**-0.5),
+    normal(0.02),
+    jax.nn.initializers.zeros,
+    *[normal(0.02)] * 3,
+    token=normal(0.02),
+)
+
 SCHEMES = {
     # The paper's code, by Flax.
     "flax": Scheme(lecun(), lambda inputs: jax.nn.initializers.zeros, xavier(parts=3), normal(1e-6)),
@@ -216,32 +236,15 @@ SCHEMES = {
     "mae": Scheme(
         xavier(dense=True), lambda inputs: uniform(inputs**-0.5), xavier(), jax.nn.initializers.zeros
     ),
-    # DeiT's and Swin's in PyTorch, whose cut at -2 and 2 cuts nothing; patches as PyTorch's convolutions.
-    "deit": Scheme(
-        torch_convolution(),
-        lambda inputs: uniform(inputs**-0.5),
-        normal(0.02),
-        jax.nn.initializers.zeros,
-        *[normal(0.02)] * 3,
-    ),
-    # BEiT's and EVA's in PyTorch.
-    "beit": Scheme(
-        cut_normal(0.02),
-        lambda inputs: jax.nn.initializers.zeros,
-        cut_normal(0.02),
-        jax.nn.initializers.zeros,
-        *[cut_normal(0.02)] * 3,
-        own=_beits_own,
-    ),
+    "deit": _DEIT,
+    # DeiT III's class token has no position of its own: the sum of both starts as its token.
+    "deit3": _DEIT._replace(token=None),
+    "dinov2": _DEIT._replace(token=normal(1e-6)),
+    # BEiT's in PyTorch, and EVA-g's.
+    "beit": _of_beit(0.02),
+    "eva": _of_beit(0.015),
     # Of BEiT v2's tokeniser in PyTorch, encoder and decoder: DeiT's, and BEiT's division of last layers.
-    "vqkd": Scheme(
-        torch_convolution(),
-        lambda inputs: uniform(inputs**-0.5),
-        normal(0.02),
-        jax.nn.initializers.zeros,
-        *[normal(0.02)] * 3,
-        own=_vqkds_own,
-    ),
+    "vqkd": _DEIT._replace(own=_vqkds_own),
     # EVA-02's in PyTorch: Xavier's normal values, q, k and v at once; patches as MAE has them.
     "eva02": Scheme(
         xavier(dense=True),
@@ -251,6 +254,8 @@ SCHEMES = {
         xavier_normal(),
         xavier_normal(parts=2),
         xavier_normal(),
-        own=_eva02s_own,
+        _eva02s_own,
+        cut_normal(0.02),
+        cut_normal(0.02),
     ),
 }

@@ -25,6 +25,7 @@ class PositionEmbedding(nnx.Module):
       grid: rows and columns of patches.
       prefix: tokens before the patches; in `2d` each has a vector of its own, in fixed positions zeros.
       resize: of `RESIZES`.
+      drawn: draws the first values of learned ones; None: from a normal distribution of 0.02.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class PositionEmbedding(nnx.Module):
         dim: int,
         rngs: nnx.Rngs,
         resize: str = "linear",
+        drawn: initializers.Initializer | None = None,
     ):
         self.kind, self.grid, self.prefix, self.dim, self.resize = kind, grid, prefix, dim, resize
         rows, columns = grid
 
         def table(*shape):
-            return nnx.Param(initializers.normal(0.02)(rngs.params(), shape))
+            return nnx.Param((drawn or initializers.normal(0.02))(rngs.params(), shape))
 
         if kind == "1d":
             self.table = table(1, prefix + rows * columns, dim)

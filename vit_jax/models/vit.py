@@ -83,7 +83,7 @@ ARGUMENTS = {
     "attention_dropout": number(least=0, below=1),
     "uniform_depth": flag(),
     "depth_by": one_of("image", "subset"),
-    "initialization": one_of("flax", "mae", "deit", "beit", "vqkd", "eva02"),
+    "initialization": one_of(*initializers.SCHEMES),
     "scan": flag(),
 }
 
@@ -144,7 +144,7 @@ OPTIONS = {
     "model.initialization": Option(
         None,
         ARGUMENTS["initialization"],
-        "How kernels and biases start: as the paper's, or as in the code of MAE, DeiT, BEiT, VQ-KD, EVA-02.",
+        "First values of the parameters: the paper's, or those of the named model's code in PyTorch.",
     ),
     "model.scan": Option(None, ARGUMENTS["scan"], "Compile one encoder layer for all.", operational=True),
 }
@@ -217,9 +217,8 @@ class ViT(TokenModel):
         A rate is met to the nearest image of a group: one that drops less than half an image drops none.
       head_bias: initial value of the head's biases (-10 for sigmoid pre-training).
       head_deviation: of the normal values that the head's kernel starts from; 0: zeros.
-      initialization: how kernels and biases start: `flax`, as the paper's, or as in PyTorch those of masked
-        autoencoders, `mae`, of DeiT, `deit`, of BEiT and EVA, `beit`, of VQ-KD, `vqkd`, or of EVA-02,
-        `eva02`.
+      initialization: the first values of the parameters: `flax`, the paper's, or those of a model's code in
+        PyTorch: `mae`, `deit` (DINO's too), `deit3`, `dinov2`, `beit`, `eva` (EVA-g's), `vqkd`, `eva02`.
       norm_epsilon: of the norms.
       remat: what the backward pass computes anew instead of keeping it: `none`; `dots`, all but the
         products with parameters; `full`, all but each layer's input (Chen et al., 2016).
@@ -372,12 +371,18 @@ class ViT(TokenModel):
 
         for token in self.prefix_tokens:
             # A layer norm of zeros has a gradient of 1 / sqrt(epsilon), which is 1,000.
-            shape = (1, 1, self.dim)
-            setattr(self, token, nnx.Param(jnp.zeros(shape) if learned else small(rngs.params(), shape)))
+            shape, drawn = (1, 1, self.dim), stack.scheme.token or (None if learned else small)
+            setattr(self, token, nnx.Param(drawn(rngs.params(), shape) if drawn else jnp.zeros(shape)))
 
         def positions():
             return PositionEmbedding(
-                self.position, self.grid, self.prefix, self.dim, rngs, resize=self.position_resize
+                self.position,
+                self.grid,
+                self.prefix,
+                self.dim,
+                rngs,
+                resize=self.position_resize,
+                drawn=stack.scheme.positions,
             )
 
         if self.position_at == "every":
@@ -385,7 +390,8 @@ class ViT(TokenModel):
         else:
             self.position_embedding = positions() if learned or self.position in FIXED else None
         if self.registers:
-            self.register_tokens = nnx.Param(small(rngs.params(), (1, self.registers, self.dim)))
+            drawn = stack.scheme.token or small
+            self.register_tokens = nnx.Param(drawn(rngs.params(), (1, self.registers, self.dim)))
 
     def _make_layers(self, given: SimpleNamespace, stack: Stack, rngs: nnx.Rngs) -> None:
         """Makes the encoder, and what lies between it and the head."""

@@ -69,15 +69,14 @@ class EVA(BlockMasked):
         check_hides_patches(config, model)
         values = config.objective
         features = features_of_teacher(config, model, frozen)
-        # EVA-02's authors draw the head as all other layers.
-        own = config.model.initialization == "eva02"
+        scheme = model.stack.scheme  # The authors draw the head as all other layers.
         return cls(
             model,
             features,
             values.mask_ratio,
             of_head=values.teacher_features == "head",
             gradient=values.embedding_gradient,
-            head_init=initializers.xavier_normal() if own else initializers.cut_normal(0.02),
+            head_init=scheme.dense if scheme.token else initializers.cut_normal(0.02),
             rngs=rngs,
         )
 

@@ -39,7 +39,9 @@ class PrototypeHead(nnx.Module):
                 for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False))
             }
         )
-        self.prototypes = nnx.Param(normal(rngs.params(), (bottleneck, prototypes)))
+        # PyTorch's own first values below a length apart, as DINO's and DINOv2's; DINOv3's as the layers'.
+        drawn = normal if lengths == "free" else initializers.torch_convolution()
+        self.prototypes = nnx.Param(drawn(rngs.params(), (bottleneck, prototypes)))
         self.gains = nnx.Param(jnp.ones(prototypes)) if lengths == "learned" else None
 
     @classmethod
