@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -82,7 +83,9 @@ def test_rectangles_and_noise_of_erasing_are_distributed_as_timms(torch, timm):
     from timm.data.random_erasing import RandomErasing
 
     images = 6000
-    ours = np.asarray(jax.jit(random_erasing)(jnp.full((images, 32, 24, 3), 5.0), jax.random.key(0), 0.5))
+    mean, deviation = (0.485, 0.5, 0.406), (0.229, 0.5, 0.225)
+    erase = jax.jit(partial(random_erasing, mean=mean, deviation=deviation))
+    ours = np.asarray(erase(jnp.full((images, 32, 24, 3), 5.0), jax.random.key(0), 0.5))
     random.seed(0)
     torch.manual_seed(0)
     theirs = RandomErasing(0.5, mode="pixel", device="cpu")(torch.full((images, 3, 32, 24), 5.0))
@@ -100,8 +103,7 @@ def test_rectangles_and_noise_of_erasing_are_distributed_as_timms(torch, timm):
         assert ks_2samp(one, other).pvalue > 0.01
     assert sides[0].max() < 32 and sides[1].max() < 24
     # Theirs is in units of the normalised image.
-    mean, deviation = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])
-    ours = ((ours + 1) / 2 - mean)[ours != 5].reshape(-1, 3) / deviation
+    ours = (((ours + 1) / 2 - mean) / deviation)[ours != 5].reshape(-1, 3)
     for noise in (ours, theirs[theirs != 5].reshape(-1, 3)):
         np.testing.assert_allclose([noise.mean(0), noise.std(0)], [[0] * 3, [1] * 3], atol=0.01)
 
@@ -129,6 +131,33 @@ def test_cutmix_cuts_one_rectangle_of_the_area_in_the_paper():
     # A side of s is s - s^2 / 4 on average after the edge; its square, for s^2 uniform, is 0.321.
     np.testing.assert_allclose(masks.mean(), 0.321, atol=0.02)
     assert masks.any(0).all()
+
+
+def cut_areas(side: int, rounded_up: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """All shares that CutMix can leave of a square image, and their probabilities, for alpha 1.
+
+    After `rand_bbox` of timm 0.3.2 to 0.5.4: a side of int(side * sqrt(1 - a)), half of it, rounded down, on
+    each side of a pixel. Later versions round one of the halves up.
+    """
+    sides, pixels = np.arange(side + 1), np.arange(side)
+    chances = np.minimum(1, ((sides + 1) / side) ** 2) - (sides / side) ** 2
+    covered = np.minimum(pixels + (sides[:, None] + rounded_up) // 2, side)
+    covered = covered - np.maximum(pixels - sides[:, None] // 2, 0)
+    left = 1 - np.einsum("si,sj->sij", covered, covered) / side**2
+    return left.ravel(), np.repeat(chances / side**2, side**2)
+
+
+def test_shares_of_cutmix_are_those_of_the_timm_that_the_recipes_name():
+    left, chances = cut_areas(32)
+    drawn = jax.jit(jax.vmap(lambda key: cutmix_weights(key, (32, 32), 1.0).mean()))(keys(20_000))
+    drawn = np.asarray(drawn, np.float64)
+    assert chances.sum() == pytest.approx(1) and chances @ left == pytest.approx(0.70075, abs=1e-5)
+    assert drawn.mean() == pytest.approx(chances @ left, abs=4 * drawn.std() / 20_000**0.5)
+    for share in (0.3, 0.5, 0.7, 0.9):
+        below = chances[left < share].sum()
+        assert (drawn < share - 1e-6).mean() == pytest.approx(below, abs=4 * 0.5 / 20_000**0.5)
+    later, later_chances = cut_areas(32, rounded_up=True)
+    assert later_chances @ later == pytest.approx(0.68977, abs=1e-5)
 
 
 def test_either_is_drawn_by_its_share_where_both_are_on():

@@ -9,17 +9,19 @@ from jax.sharding import AbstractMesh
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
 from vit_jax.parallel.mesh import make_mesh, to_devices
+from vit_jax.training.mixing import random_erasing
 from vit_jax.training.program import make_program
 from vit_jax.training.step import make_eval_step, make_train_step
 
 
-def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), **optimizer):
+def setup(dropout=0.0, micro_batches=1, flip=False, augment=(), model=(), **optimizer):
     """A tiny model's step, its first state, zero metrics, and the pieces to make others."""
     config = base_config()
     config.micro_batches = micro_batches
     config.model.update(
         dict(name="ViT-Ti/4", dim=16, depth=1, hidden=32, heads=2, dropout=dropout, head_bias=0.1)
     )
+    config.model.update(dict(model))
     config.data.image_size, config.data.flip = 8, flip
     config.augment.update(dict(augment))
     config.optimizer.update(dict(schedule="constant", warmup_steps=0, learning_rate=0.01) | optimizer)
@@ -206,3 +208,25 @@ def test_masked_images_do_not_count():
     assert int(everything["images"]) == 11
     for name, value in evaluate(judged, spoiled, 0)[0].items():
         np.testing.assert_array_equal(value, everything[name])
+
+
+def test_noise_of_erasing_is_standard_normal_once_the_model_has_normalised_it(monkeypatch):
+    """timm's erases normalised images, whatever the mean and deviation of the model's checkpoint."""
+    erased = []
+
+    def keep(images, *arguments):
+        jax.debug.callback(erased.append, random_erasing(images, *arguments))
+        return images
+
+    monkeypatch.setattr("vit_jax.training.mixing.random_erasing", keep)
+    mean, deviation = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    model = dict(mean=mean, deviation=deviation)
+    step, state, metrics, *_, mesh = setup(augment=dict(erasing=1.0), model=model)
+    batch = make_batch(mesh)
+    original = np.asarray(batch["image"]) / 127.5 - 1
+    jax.block_until_ready(step(state, metrics, batch))
+    found = np.asarray(erased[0])
+    noise = (((found + 1) / 2 - mean) / deviation)[np.abs(found - original).max(-1) > 1e-3]
+    assert len(noise) > 80
+    np.testing.assert_allclose(noise.mean(0), 0, atol=0.4)
+    np.testing.assert_allclose(noise.std(0), 1, atol=0.3)

@@ -204,7 +204,11 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(config.seed), step)
         old, frozen, drawing = weights_of(state), state["frozen"], jax.random.fold_in(key, PREPARE)
         with jax.named_scope("augmentation"):
-            batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations)
+            normalized = {}
+            if values.erasing:
+                model = nnx.merge(graphdef, state["params"])
+                normalized = dict(mean=model.mean, deviation=model.deviation)
+            batch = augment(batch, jax.random.fold_in(key, AUGMENT), **augmentations, **normalized)
             numbers = jnp.arange(config.batch_size)
             own = with_frozen(objective_weights(old), frozen)
             batch = _prepare(objective, own, mesh, batch, drawing, numbers)
