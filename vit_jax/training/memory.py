@@ -58,10 +58,13 @@ def polyak_share(factor: float, start: str) -> Callable[[jax.Array], jax.Array]:
 
 def cosine_share(factor: float, steps: int, last: float = 1.0) -> Callable[[jax.Array], jax.Array]:
     """The share of a teacher whose momentum goes from `factor` to `last` over so many updates, as half a
-    cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section 3.2)."""
+    cosine (BYOL, 2006.07733, section 3.2; DINO, 2104.14294, section 3.2).
+
+    The first update has `factor` itself, as in the code of DINO, DINOv2 and DINOv3.
+    """
 
     def share(update: jax.Array) -> jax.Array:
-        progress = jnp.clip(update / steps, 0, 1)
+        progress = jnp.clip((update - 1) / steps, 0, 1)
         return (1 - last) + (last - factor) * (1 + jnp.cos(jnp.pi * progress)) / 2
 
     return share
