@@ -115,7 +115,7 @@ def deit3(model, task):
     config.optimizer.name, config.optimizer.clip_norm, config.model.head_deviation = "lamb", 1.0, 0.02
     config.augment.policy, config.augment.three_augment = None, 0.3
     if task != "finetune":
-        config.model.update(dict(gelu="erf", initialization="deit", position_resize="bicubic"))
+        config.model.update(dict(gelu="erf", initialization="deit3", position_resize="bicubic"))
         config.model.layer_scale = 1e-4
     if task == "i1k":
         config.loss.name, config.loss.label_smoothing, config.data.repeats = "binary", 0.0, 3

@@ -61,7 +61,7 @@ def get_config(argument=None):
     short = run == "short"
     config = self_distillation(DINOV2 if short else LARGE, 2048 if short else 3072, 96 if short else 98)
     config.model.name = values["model"] or ("ViT-L/16" if short else "DINOv2-L/14")
-    config.model.update(dict(layer_scale=1e-5, gelu="erf", initialization="deit"))
+    config.model.update(dict(layer_scale=1e-5, gelu="erf", initialization="dinov2"))
     config.model.position_resize = "bicubic_offset"
     _losses(config)
     config.model.stochastic_depth = 0.3 if short else 0.4
@@ -83,7 +83,7 @@ def _refuse(values, names, why):
 
 def _large(config):
     config.objective.update(dict(prototypes=131_072, bottleneck=384, centring="sinkhorn"))
-    config.objective.update(dict(patch_prototypes=131_072, patch_bottleneck=256))
+    config.objective.update(dict(patch_prototypes=131_072, patch_bottleneck=256, koleo_group=32))
     config.data.path, config.data.train_split = "imagenet21k", "train[51200:]"
     config.data.dev_split, config.data.test_split = "train[25600:51200]", "train[:25600]"
 
@@ -109,7 +109,7 @@ def _high_resolution(source, argument):
 def _losses(config):
     # Its code sets the lengths to 1 at first, and trains and decays them like the rest.
     config.objective.update(dict(prototype_lengths="learned"))
-    config.objective.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))
+    config.objective.update(dict(patch_weight=1.0, koleo=0.1, koleo_group=64))  # The images of a GPU.
     config.model.uniform_depth, config.model.depth_by = True, "subset"
     config.optimizer.clip = "module"
 

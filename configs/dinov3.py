@@ -9,7 +9,7 @@ positions. The authors report 82.0 % by k-NN and 83.5 % by a linear probe, after
 from vit_jax.config import choose, named_values
 from vit_jax.recipes import DINOV2, self_distillation
 
-RECIPE = DINOV2._replace(learning_rate=1e-3 * (2048 / 1024) ** 0.5)
+RECIPE = DINOV2._replace(learning_rate=1e-3 * 4 * (2048 / 1024) ** 0.5)  # Their `sqrt_wrt_1024`.
 
 
 def get_config(argument=None):

@@ -38,7 +38,7 @@ def get_config(argument=None):
         if values["size"]:
             raise UserError(f"size={values['size']} is of fine-tuning: task=pretrain sees 224 pixels")
         config = masked_features(model, PRETRAINED, chosen_teacher(values["teacher"], argument, TEACHER))
-        config.model.initialization = "beit"
+        config.model.initialization = "eva" if model == "EVA-g/14" else "beit"  # Its code has both.
         return choose(config, argument)
     if values["teacher"]:
         raise UserError(f"teacher={values['teacher']} is of task=pretrain: task={task} has none")
@@ -48,6 +48,6 @@ def get_config(argument=None):
         raise UserError(f"task={task} has no size={values['size']}; there are: {sizes}")
     config = tuned_features(model, row, task == "finetune_i21k")
     if task == "finetune_i21k":
-        config.augment.cutmix = 1.0
+        config.augment.cutmix, config.optimizer.end_learning_rate = 1.0, 1e-6
         config.optimizer.beta2, config.optimizer.epsilon = 0.98, 1e-6
     return choose(config, argument)

@@ -173,9 +173,7 @@ def tuned_codes(
     config.augment.erasing = 0.25
     if mixed:
         config.augment.mixup, config.augment.cutmix = 0.8, 1.0
-    config.data.test_resize = row.size * 256 // 224
-    if row.size >= 384:
-        config.data.test_crop, config.data.test_resize = "square", row.size
+    config.data.test_resize = row.size if row.size >= 384 else row.size * 256 // 224
     config.optimizer.update(dict(average=0.0, weight_decay=weight_decay, clip_norm=clip))
     config.optimizer.end_learning_rate = 1e-6
     return config
@@ -187,7 +185,8 @@ def _like_eva(model: str, epochs: int, batch: int, rate: float, warmup: int, ima
     config.model.name, config.model.dtype = model, "bfloat16"
     config.epochs, config.batch_size = float(epochs), batch
     config.data.source, config.data.crop, config.data.interpolation = "tfds", "random_resized", "bicubic"
-    config.optimizer.learning_rate, config.optimizer.weight_decay = rate, 0.05
+    config.optimizer.learning_rate = rate
+    config.optimizer.weight_decay, config.optimizer.decay = 0.05, "tables"
     config.optimizer.warmup_steps = round(warmup * images / batch)
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.optimizer.count_from = 0
@@ -270,7 +269,7 @@ def self_distillation(recipe: TeacherRecipe, batch_size: int, local_size: int = 
     config.optimizer.warmup_steps = round(recipe.warmup * recipe.epoch)
     config.optimizer.weight_decay, config.optimizer.weight_decay_end = recipe.weight_decay
     config.optimizer.decay, config.optimizer.beta2 = "matrices", 0.999
-    config.optimizer.clip_norm = 3.0
+    config.optimizer.clip_norm, config.optimizer.count_from = 3.0, 0
     config.evaluate_every, config.checkpoint.every = 12_500, 2500
     return config
 

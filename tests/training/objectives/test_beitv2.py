@@ -104,7 +104,7 @@ def test_loss_is_of_the_last_layer_and_of_the_class_token_with_earlier_patches(p
     x = jnp.where(masked[..., None], objective.mask[...], model.patches(batch["image"]))
     with model.capturing(["tokens"]) as found:
         last = model.encode(model.assemble(x))
-    early = found["tokens"][3]  # Before the first layer there is one, and 3 of 4 is three quarters.
+    early = found["tokens"][1]  # Before the first layer there is one; the first of 4 is the third from last.
     mixed = jnp.concatenate([last[:, :1], early[:, 1:]], axis=1)
     bias = model.layout.spread(model.bias_table[...])
     for layer in objective.layers.values():

@@ -24,7 +24,7 @@ OPTIONS = {
     "objective.aggregate_from": Option(
         None,
         whole(1, 10_000),
-        "Layer of which beitv2's patch aggregation reads the patches, from 1; None: three quarters of them.",
+        "Layer whose patches beitv2's patch aggregation reads, from 1; None: the third before the last.",
     ),
     "objective.aggregate_layers": Option(
         2, whole(0, 100), "Layers of beitv2's patch aggregation; 0: there is none.", smoke=1
@@ -99,7 +99,9 @@ class BEiTv2(BEiT):
         check_hides_patches(config, model)
         values = config.objective
         codes = cls.count_codes(config, model, frozen)
-        early = 3 * model.depth // 4 if values.aggregate_from is None else values.aggregate_from
+        early = values.aggregate_from
+        if early is None:
+            early = max(1, model.depth - 3)  # The authors' 9 of 12 layers, and 21 of 24.
         own = initializers.aggregation(model.dim) if config.model.initialization == "beit" else None
         layers = values.aggregate_layers
         return cls(model, codes, values.mask_ratio, early, layers, scheme=own, rngs=rngs)
