@@ -22,6 +22,7 @@ from absl import flags
 
 from vit_jax import command
 from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers, writer
 from vit_jax.preparation.index import WorkItem
@@ -107,6 +108,8 @@ def main(arguments: list[str]) -> None:
     if values.retrieve_for:
         removed += f"; {done.duplicates:,} as near-duplicates of other images; see curated.html"
     print(f"{done.folder}: {made} examples{removed}{left_out}")
+    if done.left_out:
+        print(f"note: left out: {in_words(done.left_out)}")
     label = f" --config.data.label_key={done.label_key}" if done.label_key != "label" else ""
     print(f"train on it with --config.data.source=tfds --config.data.path={done.path}{label}")
 

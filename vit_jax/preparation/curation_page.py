@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.sources.base import Source
+from vit_jax.errors import as_text
 from vit_jax.inspection.html_page import Section, note, table, write_page
 from vit_jax.preparation.curation import Curated
 from vit_jax.preparation.duplicates import thumbnail
@@ -130,7 +131,7 @@ def _figure(source: Source, index: int, words: str) -> str:
     picture = "<div></div>"
     with contextlib.suppress(OSError, Unreadable):
         picture = thumbnail(source[index].image, SIDE)
-    name = html.escape(source.describe(index).encode("utf-8", "backslashreplace").decode())
+    name = html.escape(as_text(source.describe(index)))
     caption = f"<figcaption><b>{words}</b> <span>{_end(name)}</span></figcaption>"
     return f'<figure title="{name}">{picture}{caption}</figure>'
 

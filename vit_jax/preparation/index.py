@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -18,7 +19,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vit_jax.data.sources.base import Example, Source
-from vit_jax.errors import UserError
+from vit_jax.data.sources.folder_rules import in_words
+from vit_jax.errors import UserError, as_text
 from vit_jax.preparation import readers
 
 CHUNK = 1024  # Images of a task that looks at each.
@@ -118,6 +120,7 @@ class Index(NamedTuple):
     kind: str
     paths: list[str]  # A file or folder for each unit.
     multiple: bool
+    left_out: dict[str, int]  # Files that are no examples, by reason.
     entries: np.ndarray
     labels: np.ndarray
     names: np.ndarray
@@ -130,11 +133,8 @@ class Index(NamedTuple):
     def describe(self, entry: np.void) -> str:
         """The place of an example, for a person: its file, or its name in one."""
         path = self.paths[entry["unit"]]
-        return (
-            str(Path(path).parent / self.name(entry))
-            if self.kind == "folder"
-            else f"{path}: {self.name(entry)}"
-        )
+        name = self.name(entry)
+        return as_text(str(Path(path).parent / name) if self.kind == "folder" else f"{path}: {name}")
 
 
 def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> Index:
@@ -152,12 +152,15 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
             tasks.append(WorkItem(_scan, (one, i, seed, spool, part), part, 1))
             paths.append(str(spool) if source.kind == "parquet" else unit.path)
         run(tasks, "indexing", "files")
-        multiple = _merge([task.result for task in tasks], work)
-        write_json(work / "index.json", {"kind": source.kind, "paths": paths, "multiple": multiple})
+        multiple, left_out = _merge([task.result for task in tasks], work)
+        left_out += Counter(source.left_out)
+        described = {"kind": source.kind, "paths": paths, "multiple": multiple, "left_out": left_out}
+        write_json(work / "index.json", described)
     shutil.rmtree(work / "index", ignore_errors=True)
     index = load_index(work)
     if not len(index.entries):
-        raise UserError(f"{source.root} holds no image")
+        there = f"; what is there: {in_words(index.left_out)}" if index.left_out else ""
+        raise UserError(f"{source.root} holds no image{there}")
     if source.class_names is not None:
         wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]
         for position in wrong:
@@ -172,14 +175,14 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
 def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, result: Path) -> None:
     scan = readers.scan(source, number, seed, spool)
     with replacing(result) as temporary, temporary.open("wb") as file:
-        np.savez(file, **scan._asdict())
+        np.savez(file, **scan._asdict() | {"left_out": json.dumps(scan.left_out)})
 
 
-def _merge(parts: list[Path], work: Path) -> bool:
-    """Joins the units' parts, in their order; tells whether some example has a list of labels."""
+def _merge(parts: list[Path], work: Path) -> tuple[bool, Counter[str]]:
+    """Joins the units' parts, in their order; returns `multiple` and `left_out` of all of them."""
     joined = {"entries": [], "labels": [], "names": []}
     labels = names = 0
-    multiple = False
+    multiple, left_out = False, Counter()
     for path in parts:
         with np.load(path) as part:
             entries = part["entries"]
@@ -191,10 +194,11 @@ def _merge(parts: list[Path], work: Path) -> bool:
             labels += len(joined["labels"][-1])
             names += len(joined["names"][-1])
             multiple |= bool(part["multiple"])
+            left_out.update(json.loads(str(part["left_out"])))
     for name in joined:
         save(work / f"{name}.npy", np.concatenate(joined[name]))
         joined[name].clear()
-    return multiple
+    return multiple, left_out
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,10 @@
 An index row is 44 bytes and a name: 14 million images fit in 1 GB; nothing is kept as an object.
 """
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -15,14 +17,27 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 
 from vit_jax.data.decode import Unreadable
-from vit_jax.data.sources.folder import IMAGE_SUFFIXES, folders_in, read_file, walk
-from vit_jax.errors import UserError, nearest
+from vit_jax.data.sources.folder import folders_in, read_file, walk
+from vit_jax.data.sources.folder_rules import (
+    APPLE_DOUBLE,
+    IGNORED_FOLDER,
+    IMAGE_SUFFIXES,
+    OUTSIDE,
+    Entry,
+    is_ignored,
+    is_unsupported,
+    layout,
+    sort_out,
+    split_name,
+    why_left_out,
+)
+from vit_jax.errors import UserError, as_text, nearest
 
 ENTRY = np.dtype(
     [
@@ -36,7 +51,18 @@ ENTRY = np.dtype(
         ("key", "u8"),  # Hash of seed and of what names the example in its data set: decides its place.
     ]
 )
-_SPLITS = r"(?:^|[-_.])(train|training|validation|valid|val|dev|test)(?=[-_.\d]|$)"
+MOST_CLASSES = 2**22  # Class numbers are below it: the classes' names are written one by one.
+MOST_NOTE = 2**20  # Bytes of a WebDataset label.
+MOST_LABELS = 2**16 - 1  # Of an image.
+# Images are compressed, so a Parquet file that holds far more than its own size is damaged or made to harm.
+MOST_EXPANSION, MIN_BYTES, ROW_BYTES = 1000, 2**28, 2**10
+PARQUET_ROWS = 16  # In memory at once.
+FURTHER = "further images of a sample"
+WITHOUT_IMAGE = "samples without an image"
+BESIDE_SPLITS = "images in folders beside the splits"
+_SPLITS = re.compile(
+    r"(?:^|[-_.])(train|training|validation|valid|val|dev|test|testing)(?=[-_.\d]|$)", re.IGNORECASE
+)
 _SYNSET = re.compile(r"n\d{8}")
 
 
@@ -60,6 +86,7 @@ class RawDataSet:
     class_names: list[str] | None = None  # None: classes are numbers.
     label_key: str | None = None
     index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)  # Files outside the units, by reason.
 
     def fingerprint(self) -> str:
         """A hash that changes when a file is added, goes or changes."""
@@ -78,6 +105,7 @@ class Scan(NamedTuple):
     labels: np.ndarray
     names: np.ndarray
     multiple: bool  # Some example's label came as a list.
+    left_out: dict[str, int]  # Files that are no examples, by reason.
 
 
 class _Rows:
@@ -87,8 +115,17 @@ class _Rows:
         self._unit, self._secret = unit, seed.to_bytes(8, "little", signed=True)
         self._rows, self._labels, self._names, self._end = [], [], [], 0
         self.multiple = False
+        self.left_out = Counter()
 
     def add(self, offset: int, size: int, labels: tuple[int, ...], name: str, key: str) -> None:
+        if len(labels) > MOST_LABELS:
+            raise UserError(f"{name} has {len(labels):,} labels, and may have {MOST_LABELS:,}")
+        for label in labels:
+            if not -1 <= label < MOST_CLASSES:
+                raise UserError(
+                    f"{name} has the label {label}; class numbers are from 0 to {MOST_CLASSES - 1:,}, "
+                    "or -1 for none"
+                )
         encoded = os.fsencode(name)[:65535]
         digest = hashlib.blake2b(os.fsencode(key), digest_size=8, key=self._secret).digest()
         row = (self._unit, offset, size, len(self._labels), len(labels), self._end, len(encoded))
@@ -102,7 +139,13 @@ class _Rows:
 
     def collected(self) -> Scan:
         names = np.frombuffer(b"".join(self._names), np.uint8)
-        return Scan(np.array(self._rows, ENTRY), np.array(self._labels, np.int32), names, self.multiple)
+        return Scan(
+            np.array(self._rows, ENTRY),
+            np.array(self._labels, np.int32),
+            names,
+            self.multiple,
+            dict(self.left_out),
+        )
 
 
 def find(source: str, kind: str | None = None, label_key: str | None = None) -> RawDataSet:
@@ -157,9 +200,16 @@ def _recognise(root: Path) -> str:
         return "imagenet21k" if _SYNSET.fullmatch(tars[0].stem) else "webdataset"
     inside = sorted(root.iterdir())
     _refuse_compressed(inside)
-    if any(child.is_dir() for child in inside):
+    folders = [child.name for child in inside if child.is_dir() and not is_ignored(child.name)]
+    loose = sum(not child.is_dir() and not why_left_out(child.name) for child in inside)
+    if folders and loose and not any(map(split_name, folders)):
+        raise UserError(
+            f"{root} can be read in two ways: {loose:,} images beside folders of others, all without labels "
+            f"(--kind=images), or the classes {', '.join(folders[:10])} without these images (--kind=folder)"
+        )
+    if folders:
         return "folder"
-    if any(_is_image(child.name) for child in inside):
+    if loose:
         return "images"
     raise UserError(
         f"{root} is empty or no data set: it must hold images, a folder for each class (in a folder for each "
@@ -187,10 +237,12 @@ def _files(root: Path, suffix: str) -> list[Path]:
 def _split(file: Path, root: Path) -> str:
     """The split that a file's name says, or its folder's: `test-00000-of-00002`, `cars-val-3`, `test/3`."""
     if of := re.match(r"(\w+)-\d+-of-\d+", file.stem):
-        return of[1]
-    if named := re.search(_SPLITS, file.stem):
-        return named[1]
-    return re.sub(r"\W", "_", file.parent.name) if root.is_dir() and file.parent != root else "train"
+        return split_name(of[1]) or of[1]
+    if named := _SPLITS.search(file.stem):
+        return split_name(named[1]) or named[1]
+    if not root.is_dir() or file.parent == root:
+        return "train"
+    return split_name(file.parent.name) or re.sub(r"\W", "_", file.parent.name)
 
 
 def _relative(path: str, root: Path) -> str:
@@ -201,40 +253,59 @@ def _relative(path: str, root: Path) -> str:
 
 
 def _find_folder(root: Path, _: str | None) -> RawDataSet:
-    """`root/<split>/<class>/...` where no folder of the first level holds an image itself."""
-    first = _folders(root)
-    holds_images = any(_is_image(child.name) for folder in first for child in os.scandir(folder))
-    splits = {"train": root} if holds_images else {re.sub(r"\W", "_", f.name): f for f in first}
-    classes = {split: {folder.name for folder in _folders(where)} for split, where in splits.items()}
+    """`root/<split>/<class>/...` or `root/<class>/...`, as `folder_rules.layout` reads it.
+
+    A split without folders of classes has images without labels.
+    """
+    found = layout(str(root), [_entry(folder) for folder in _folders(root)])
+    splits = {"train": root} if found.splits is None else {s: root / f for s, f in found.splits.items()}
+    classes = {split: {as_text(f.name): f for f in _folders(where)} for split, where in splits.items()}
     names = sorted(set().union(*classes.values()))
+    units = []
     for split, where in splits.items():
-        if missing := [name for name in names if name not in classes[split]]:
+        if not classes[split]:
+            units.append(Unit(split, str(where)))
+        elif missing := [name for name in names if name not in classes[split]]:
             raise UserError(
                 f"{where} lacks {len(missing)} of {len(names)} classes: {', '.join(missing[:10])}; "
                 "make an empty folder for each if that is meant"
             )
-    units = [
-        Unit(split, str(where / name), label=label)
-        for split, where in splits.items()
-        for label, name in enumerate(names)
+        else:
+            units += [Unit(split, str(classes[split][name]), label=i) for i, name in enumerate(names)]
+    loose = [
+        child.name
+        for where in {root, *(splits[s] for s in splits if classes[s])}
+        for child in _files_in(where)
     ]
-    return RawDataSet("folder", root, units, names)
+    images, left_out = sort_out(loose)
+    left_out[OUTSIDE] += len(images)
+    beside = [path for folder in found.others for path in walk(str(root / folder))]
+    left_out[BESIDE_SPLITS] += len(sort_out(beside)[0])
+    return RawDataSet("folder", root, units, names or None, left_out=dict(+left_out))
+
+
+def _entry(folder: Path) -> Entry:
+    inner = tuple(child.name for child in _folders(folder))
+    return Entry(folder.name, inner, any(not why_left_out(file.name) for file in _files_in(folder)))
+
+
+def _files_in(folder: Path) -> list[os.DirEntry]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.is_dir()]
 
 
 def _folders(where: Path) -> list[Path]:
-    return [folder for folder in map(Path, folders_in(str(where))) if not folder.name.startswith(".")]
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
+    return [folder for folder in map(Path, folders_in(str(where))) if not is_ignored(folder.name)]
 
 
 def _scan_folder(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     above = os.path.dirname(unit.path)
-    for path in sorted(filter(_is_image, walk(unit.path, above))):
-        name = os.path.relpath(path, above)
+    start = len(os.path.join(unit.path, ""))
+    images, left_out = sort_out(path[start:] for path in walk(unit.path, above))
+    rows.left_out += left_out
+    for name in sorted(os.path.join(os.path.basename(unit.path), image) for image in images):
         try:
-            size = os.stat(path).st_size
+            size = os.stat(os.path.join(above, name)).st_size
         except OSError:  # A link to nothing, which is named when it is read.
             size = 0
         rows.add(0, size, (unit.label,), name, name)
@@ -248,14 +319,29 @@ def _find_images(root: Path, _: str | None) -> RawDataSet:
 # Tars.
 
 
+class _Header(tarfile.TarInfo):
+    """A header of a tar, which refuses extended ones that would be read whole into memory."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        info = super().frombuf(buf, encoding, errors)
+        if (
+            not info.isreg()
+            and info.type not in (tarfile.DIRTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE)
+            and info.size > MOST_NOTE
+        ):
+            raise tarfile.HeaderError("an extended header is too long")
+        return info
+
+
 def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
     """The files of the tar that begins where `file` stands; their offsets are into `file`.
 
     A tar that was cut short is refused, not used in part: the download wants to be made again.
     """
     try:
-        tar = tarfile.TarFile(fileobj=file)
-    except tarfile.ReadError as error:
+        tar = tarfile.TarFile(fileobj=file, tarinfo=_Header)
+    except Exception as error:  # Headers may hold any bytes.
         raise UserError(f"{path} is empty or no tar; fetch it again, or take it away") from error
     count = 0
     try:
@@ -270,7 +356,9 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
             file.seek(tar.offset)
             if file.read(512) == bytes(512):  # Any whole tar ends so.
                 return
-    except tarfile.ReadError:
+    except (
+        Exception
+    ):  # Numbers, encodings and nestings of headers may be any; a caller's errors don't come here.
         pass
     raise UserError(
         f"{path} is cut short or damaged after {count} whole files; fetch it again, or take it away"
@@ -302,6 +390,9 @@ def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> N
         file.seek(unit.start)
         for member in _members(what, file, unit.end):
             name = os.path.basename(member.name)
+            if (reason := why_left_out(member.name)) in (APPLE_DOUBLE, IGNORED_FOLDER):
+                rows.left_out[reason] += 1
+                continue
             rows.add(member.offset_data, member.size, (unit.label,), name, name)
 
 
@@ -310,40 +401,120 @@ def _find_webdataset(root: Path, label_key: str | None) -> RawDataSet:
     tars = _files(root, ".tar")
     units = [Unit(_split(tar, root), str(tar), 0, tar.stat().st_size) for tar in tars]
     listed = (root if root.is_dir() else root.parent) / "classnames.txt"
-    names = listed.read_text().splitlines() if listed.is_file() else None
+    try:
+        names = listed.read_text("utf-8-sig").splitlines() if listed.is_file() else None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{listed} is not in UTF-8: {error.reason} at byte {error.start}") from error
     return RawDataSet("webdataset", root, units, names, label_key)
+
+
+class _Sample(NamedTuple):
+    """Members of a tar that have one name up to its last dot."""
+
+    stem: str
+    parts: dict[str, tarfile.TarInfo]  # By their suffixes.
+
+    @property
+    def images(self) -> list[tarfile.TarInfo]:
+        """Images in formats that are read."""
+        return [self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts]
+
+    @property
+    def note(self) -> tarfile.TarInfo | None:
+        """The file of the label."""
+        return self.parts.get(".cls") or self.parts.get(".json")
 
 
 def _scan_webdataset(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     tar = _relative(unit.path, source.root)
-
-    def add(key: str, parts: dict[str, tarfile.TarInfo]) -> None:
-        image = next((parts[suffix[1:]] for suffix in IMAGE_SUFFIXES if suffix[1:] in parts), None)
-        if image is None:
-            return  # Notes on the whole, such as a list of classes.
-        where = f"{unit.path}: {key!r}"
-        try:
-            note = parts.get("cls") or parts["json"]
-            value = json.loads(os.pread(file.fileno(), note.size, note.offset_data))
-            label = value if "cls" in parts else _json_label(value, source.label_key)
-        except (KeyError, ValueError, TypeError) as error:
-            suffixes = ", ".join(sorted(parts))
-            raise UserError(
-                f"{where} has no .cls and no .json with a label (--label_key); it has {suffixes}"
-            ) from error
-        rows.add(image.offset_data, image.size, _labels(label, rows, where), image.name, f"{tar}/{key}")
-
     with open(unit.path, "rb") as file:
-        current, parts = "", {}
-        for member in _members(unit.path, file, unit.end):
-            folder, base = os.path.split(member.name)
-            stem, _, suffix = base.partition(".")
-            key = os.path.join(folder, stem)
-            if key != current:
-                add(current, parts)
-                current, parts = key, {}
-            parts[suffix.lower()] = member
-        add(current, parts)
+        members = _without_system_files(_members(unit.path, file, unit.end), rows.left_out)
+        for _, group in itertools.groupby(members, _key):
+            for stem, image, note in _labelled(_samples(group), rows.left_out, unit.path):
+                where = f"{unit.path}: {stem!r}"
+                labels = _labels(_read_label(file, note, source.label_key, where), rows, where)
+                rows.add(image.offset_data, image.size, labels, image.name, f"{tar}/{stem}")
+
+
+def _without_system_files(
+    members: Iterator[tarfile.TarInfo], left_out: Counter[str]
+) -> Iterator[tarfile.TarInfo]:
+    """Yields the members that are no system's, and counts the others."""
+    for member in members:
+        if (reason := why_left_out(member.name)) in (APPLE_DOUBLE, IGNORED_FOLDER):
+            left_out[reason] += 1
+        else:
+            yield member
+
+
+def _key(member: tarfile.TarInfo) -> str:
+    """Returns the key of a member's sample: its name up to the first dot, as WebDataset has it."""
+    folder, base = os.path.split(member.name)
+    return os.path.join(folder, base.partition(".")[0])
+
+
+def _samples(group: Iterator[tarfile.TarInfo]) -> list[_Sample]:
+    """Returns the samples among adjacent members of one key; a suffix that comes again begins another one."""
+    samples, latest = [], {}
+    for member in group:
+        stem, suffix = os.path.splitext(member.name)
+        suffix = suffix.lower()
+        if stem not in latest or suffix in latest[stem].parts:
+            latest[stem] = _Sample(stem, {})
+            samples.append(latest[stem])
+        latest[stem].parts[suffix] = member
+    return samples
+
+
+def _labelled(
+    samples: list[_Sample], left_out: Counter[str], path: str
+) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarInfo]]:
+    """Yields name, image and label's file of each example among members of one key, and counts the others.
+
+    There are several where names have dots (`im.v2.000.jpg`), or where samples of one key follow each other.
+    An image has its label's name up to the last dot; or both are alone (`000.photo.jpg`, `000.cls`).
+    """
+    images = [sample for sample in samples if sample.images]
+    notes = {sample.stem for sample in samples if sample.note}
+    if len(images) == len(notes) == 1 and not images[0].note:
+        (note,) = (sample for sample in samples if sample.note)
+        yield note.stem, images[0].images[0], note.note
+        samples = [sample for sample in samples if not (sample.images or sample.note)]
+    for sample in samples:
+        left_out[FURTHER] += max(0, len(sample.images) - 1)
+        if sample.images and sample.note:
+            yield sample.stem, sample.images[0], sample.note
+        elif sample.images and any(above in notes for above in _prefixes(sample.stem)):
+            left_out[FURTHER] += 1
+        elif sample.images:
+            suffixes = ", ".join(sorted(suffix[1:] for suffix in sample.parts))
+            raise UserError(
+                f"{path}: {sample.stem!r} has no .cls and no .json with a label (--label_key); "
+                f"it has {suffixes}"
+            )
+        else:
+            reasons = [why_left_out(member.name) for member in sample.parts.values()]
+            unsupported = [reason for reason in reasons if is_unsupported(reason)]
+            left_out.update((unsupported or [WITHOUT_IMAGE])[:1] if sample.note else reasons)
+
+
+def _prefixes(stem: str) -> Iterator[str]:
+    """Yields what comes before each dot of a name, the longest first."""
+    while stem := stem.rpartition(".")[0]:
+        yield stem
+
+
+def _read_label(file, note: tarfile.TarInfo, label_key: str | None, where: str):
+    """Returns the value of a `.cls` or `.json`, as it is written."""
+    is_json = note.name.lower().endswith(".json")
+    try:
+        if note.size > MOST_NOTE:
+            raise ValueError
+        value = json.loads(os.pread(file.fileno(), note.size, note.offset_data))
+        return _json_label(value, label_key) if is_json else value
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        kind = ".json has no label that can be read (--label_key)" if is_json else ".cls has no class number"
+        raise UserError(f"{where}: its {kind}") from error
 
 
 def _json_label(values: dict, label_key: str | None):
@@ -357,8 +528,8 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
     """One class number, or a list of them; -1 is none."""
     rows.multiple |= isinstance(value, list)
     labels = tuple(value) if isinstance(value, list) else (value,)
-    if not all(isinstance(label, int) and -1 <= label < 2**31 for label in labels):
-        raise UserError(f"{where}: the label {value!r} is no class number")
+    if not all(type(label) is int for label in labels):
+        raise UserError(f"{where}: the label {value!r:.100} is no class number")
     return labels
 
 
@@ -374,39 +545,59 @@ def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
 
 def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[str] | None]:
     """The columns of image and label, and the class names."""
-    schema = _parquet(path).schema_arrow
-    described = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = described.get("info", {}).get("features", {})
-
-    def class_label(feature) -> dict | None:
-        """The description of the classes, or of those in a list."""
-        if isinstance(feature, list):
-            feature = feature[0]
-        if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
-            feature = feature["feature"]
-        return feature if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
-
-    there = f"there are: {', '.join(schema.names)}"
-    images = [
-        n for n, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == "Image"
-    ]
-    images = images or [name for name in ("image", "img", "jpg") if name in schema.names]
-    if len(images) != 1:
+    with _reading(path):
+        schema = _parquet(path).schema_arrow
+        columns = schema.names
+        described = (schema.metadata or {}).get(b"huggingface", b"{}")
+    there = f"there are: {', '.join(columns)}"
+    try:
+        features = json.loads(described).get("info", {}).get("features", {})
+        images = [name for name, feature in features.items() if _kind_of(feature) == "Image"]
+        classes = {name: class_label for name in features if (class_label := _class_label(features[name]))}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{path}: the description of its columns (metadata huggingface) is damaged"
+        ) from error
+    images = images or [name for name in ("image", "img", "jpg") if name in columns]
+    if len(images) != 1 or images[0] not in columns:
         raise UserError(f"{path} has no one column of images; {there}")
-    labels = [label_key] if label_key else [name for name in ("label", "labels") if name in schema.names]
-    labels = labels or [name for name, feature in features.items() if class_label(feature)]
-    if len(labels) != 1 or labels[0] not in schema.names:
+    labels = [label_key] if label_key else [name for name in ("label", "labels") if name in columns]
+    labels = labels or [*classes]
+    if len(labels) != 1 or labels[0] not in columns:
         raise UserError(f"{path}: choose the label's column with --label_key; {there}")
-    return images[0], labels[0], (class_label(features.get(labels[0])) or {}).get("names")
+    names = classes.get(labels[0], {}).get("names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UserError(f"{path}: the names of the classes of {labels[0]!r} are not a list of texts")
+    return images[0], labels[0], names
+
+
+def _kind_of(feature) -> str | None:
+    return feature.get("_type") if isinstance(feature, dict) else None
+
+
+def _class_label(feature) -> dict | None:
+    """Returns the description of the classes of a column, or of those in a list."""
+    if isinstance(feature, list) and feature:
+        feature = feature[0]
+    if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+        feature = feature["feature"]
+    return feature if _kind_of(feature) == "ClassLabel" else None
 
 
 def _parquet(path: Path | str):
-    import pyarrow
     import pyarrow.parquet
 
+    return pyarrow.parquet.ParquetFile(path)
+
+
+@contextlib.contextmanager
+def _reading(path: Path | str) -> Iterator[None]:
+    """Makes any error that a Parquet file's bytes provoke one line."""
     try:
-        return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
+        yield
+    except (UserError, PermissionError):
+        raise
+    except Exception as error:
         raise UserError(f"{path} is cut short or no Parquet; fetch it again, or take it away") from error
 
 
@@ -414,21 +605,41 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
     """Also copies the images out, one behind the other, into `spool`: Parquet has no access by row."""
     image, label, _ = _columns(unit.path, source.label_key)
     name = _relative(unit.path, source.root)
-    parquet = _parquet(unit.path)
-    with spool.open("wb") as out:
-        for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, columns=[image, label])
-            for value, classes in zip(table[image], table[label], strict=True):
-                value, classes = value.as_py(), classes.as_py()
-                if not isinstance(value, dict):
-                    value = {"bytes": value}
-                key = f"{name}:{len(rows)}"
-                where = f"{unit.path}: row {len(rows)}"
-                if value["bytes"] is None:
-                    raise UserError(f"{where} holds no image, only its path {value.get('path')!r}")
-                labels = _labels(-1 if classes is None else classes, rows, where)
-                rows.add(out.tell(), len(value["bytes"]), labels, value.get("path") or key, key)
-                out.write(value["bytes"])
+    limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
+    with spool.open("wb") as out, contextlib.closing(_rows_of(unit.path, image, label, limit)) as values:
+        for value, classes in values:
+            key = f"{name}:{len(rows)}"
+            where = f"{unit.path}: row {len(rows)}"
+            if not isinstance(value, dict):
+                value = {"bytes": value}
+            content, file = value.get("bytes"), value.get("path")
+            if not isinstance(content, bytes):
+                there = f", only its path {file!r}" if file else ""
+                raise UserError(f"{where} holds no image{there}")
+            labels = _labels(-1 if classes is None else classes, rows, where)
+            rows.add(out.tell(), len(content), labels, file if isinstance(file, str) and file else key, key)
+            out.write(content)
+            if out.tell() + ROW_BYTES * len(rows) > limit:
+                raise UserError(_too_large(unit.path, limit))
+
+
+def _rows_of(path: str, image: str, label: str, limit: int) -> Iterator[tuple[Any, Any]]:
+    """Yields the image and the label of each row, with few rows in memory at once."""
+    with _reading(path):
+        parquet = _parquet(path)
+        groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
+        columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+        if max((column.total_uncompressed_size for column in columns), default=0) > limit:
+            raise UserError(_too_large(path, limit))
+        for batch in parquet.iter_batches(PARQUET_ROWS, columns=[image, label]):
+            yield from zip(batch[image].to_pylist(), batch[label].to_pylist(), strict=True)
+
+
+def _too_large(path: str, limit: int) -> str:
+    return (
+        f"{path} holds more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} bytes: it is damaged, "
+        "or made to fill memory"
+    )
 
 
 # A TFDS data set in TFRecord. A record is: length, CRC of that, data, CRC of that.
@@ -452,8 +663,9 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
 
     try:
         info = tfds.builder_from_directory(root).info
-    except (ValueError, FileNotFoundError, tfds.core.DatasetNotFoundError) as error:
-        raise UserError(f"{root} is no prepared TFDS data set: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # Its files are JSON of any content, which TFDS does not check.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{root} is no prepared TFDS data set: {reason}") from error
     if info.file_format.value != "tfrecord":
         remedy = "; train on it as it is" if info.file_format.value == "array_record" else ""
         raise UserError(f"{root} is stored as {info.file_format.value}, not as tfrecord{remedy}")
@@ -474,9 +686,22 @@ def _masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
+def parse_example(record: bytes, where: str):
+    """Returns a serialized tf.Example as a message.
+
+    Raises:
+      UserError: it is none.
+    """
+    from google.protobuf.message import DecodeError
     from tensorflow_datasets.proto import tf_example_pb2
 
+    try:
+        return tf_example_pb2.Example.FromString(record)
+    except DecodeError as error:
+        raise UserError(f"{where} is no tf.Example") from error
+
+
+def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
     name = os.path.basename(unit.path)
     with open(unit.path, "rb", buffering=0) as file:
         end, offset = os.fstat(file.fileno()).st_size, 0
@@ -488,7 +713,8 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
                 break
             labels = ()
             if source.index_labels:
-                example = tf_example_pb2.Example.FromString(os.pread(file.fileno(), length, offset + 12))
+                record = os.pread(file.fileno(), length, offset + 12)
+                example = parse_example(record, f"{unit.path}: the record at byte {offset}")
                 labels = tuple(example.features.feature[source.label_key].int64_list.value)
             rows.add(offset + 12, length, labels, f"{name}:{len(rows)}", "")
             offset += length + 16
@@ -546,12 +772,13 @@ def read(kind: str, path: str, entry: np.void, name: str) -> bytes:
 
 def read_image(kind: str, path: str, entry: np.void, name: str) -> bytes:
     """An example's image, encoded; it is taken out of a TFDS data set's example. Raises what `read` does."""
-    from tensorflow_datasets.proto import tf_example_pb2
-
     data = read(kind, path, entry, name)
     if kind != "tfds":
         return data
-    return tf_example_pb2.Example.FromString(data).features.feature["image"].bytes_list.value[0]
+    images = parse_example(data, f"{path}: {name}").features.feature["image"].bytes_list.value
+    if not images:
+        raise Unreadable("it has no image")
+    return images[0]
 
 
 class _Kind(NamedTuple):

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import Box, Unreadable, open_image
+from vit_jax.data.decode import Box, Unreadable, open_image, why_unreadable
 from vit_jax.data.sources.base import fingerprint
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, as_text
 from vit_jax.preparation import readers
 from vit_jax.preparation.curation import Pool, curate, open_curated
 from vit_jax.preparation.curation_page import report_curation
@@ -100,6 +100,7 @@ class Prepared(NamedTuple):
     skipped: int  # Unreadable.
     removed: int  # Near-duplicates of test images.
     duplicates: int  # Near-duplicates of other training images.
+    left_out: dict[str, int]  # Files that are no examples, by reason.
     folder: Path
 
 
@@ -156,7 +157,9 @@ def prepare(
             for name in choose_shots(source, index, options.shots, train.skipped, work):
                 splits.append(_write(folder, identity[0], name, None, write))
         label_key = source.label_key if source.kind == "tfds" else "labels" if index.multiple else "label"
-        _finish(folder, _info(source, identity, folder, features), label_key, splits, chosen, settings)
+        info = _info(source, identity, folder, features)
+        summary = {"settings": settings, "label_key": label_key, "left_out": index.left_out}
+        _finish(folder, info, splits, chosen, summary)
     shutil.rmtree(work)
     return _prepared(out, identity)
 
@@ -311,7 +314,7 @@ def write_shard(work: Path, split: str, start: int, stop: int, shard: Path, resu
             try:
                 record = serialize(entry)
             except Unreadable as error:
-                report["skipped"].append((place, index.describe(entry), str(error)))
+                report["skipped"].append((place, index.describe(entry), why_unreadable(error)))
                 continue
             write(record)
             report["examples"] += 1
@@ -339,7 +342,6 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
     """Makes a TFDS example of an index row; that raises `Unreadable` where an image in it does not decode."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import example_serializer
-    from tensorflow_datasets.proto import tf_example_pb2
 
     features = tfds.features.FeaturesDict.from_config(work / "metadata")
     serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
@@ -350,9 +352,11 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
 
     def copy(entry: np.void) -> bytes:
         record = read(entry)
-        example = tf_example_pb2.Example.FromString(record)
+        example = readers.parse_example(record, index.describe(entry))
         for key in images:
-            for image in example.features.feature[key].bytes_list.value:
+            if not (found := example.features.feature[key].bytes_list.value):
+                raise Unreadable(f"it has no {key}")
+            for image in found:
                 _check(image)
         return record
 
@@ -361,7 +365,7 @@ def _serializer(work: Path, index: Index) -> Callable[[np.void], bytes]:
         _check(image)
         labels = index.labels[entry["first_label"] :][: entry["labels"]].tolist()
         label = {"labels": labels} if index.multiple else {"label": labels[0]}
-        example = {"image": image, "file_name": index.name(entry), **label}
+        example = {"image": image, "file_name": as_text(index.name(entry)), **label}
         # Otherwise the order of the features would differ between processes.
         return serializer.get_tf_example(features.encode_example(example)).SerializeToString(
             deterministic=True
@@ -427,7 +431,7 @@ def _info(source: readers.RawDataSet, identity: tuple[str, ...], folder: Path, f
     return info
 
 
-def _finish(folder: Path, info, label_key: str, splits: list[Split], chosen: Choice, settings: dict) -> None:
+def _finish(folder: Path, info, splits: list[Split], chosen: Choice, summary: dict) -> None:
     """Writes the description that makes it a data set to TFDS; before the last rename it is none."""
     import tensorflow_datasets as tfds
 
@@ -441,11 +445,9 @@ def _finish(folder: Path, info, label_key: str, splits: list[Split], chosen: Cho
     skipped = [f"{split.name}\t{what}\t{why}\n" for split in splits for _, what, why in split.skipped]
     if skipped:
         with replacing(folder / "skipped.txt") as temporary:
-            temporary.write_text("".join(skipped), errors="surrogateescape")
-    summary = {
-        "settings": settings,
+            temporary.write_text("".join(skipped), encoding="utf-8", errors="backslashreplace")
+    summary |= {
         "splits": {split.name: sum(split.lengths) for split in splits},
-        "label_key": label_key,
         "skipped": len(skipped),
         "removed": chosen.removed,
         "duplicates": chosen.duplicates,
@@ -467,5 +469,6 @@ def _prepared(out: Path, identity: tuple[str, ...]) -> Prepared:
         summary["skipped"],
         summary["removed"],
         summary.get("duplicates", 0),
+        summary.get("left_out", {}),
         folder,
     )

@@ -49,7 +49,7 @@ def split_name(folder: str) -> str | None:
 
 def is_ignored(folder: str) -> bool:
     """Returns True for a hidden or a system folder, by its name: no image is taken from it."""
-    return folder.startswith(".") or folder.lower() in SYSTEM_FOLDERS
+    return (folder.startswith(".") and folder not in (".", "..")) or folder.lower() in SYSTEM_FOLDERS
 
 
 def why_left_out(path: str) -> str | None:
@@ -148,7 +148,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
     names = [entry.name for entry in entries]
     if not named:
         inner = sorted({folder for entry in others if not entry.has_images for folder in entry.folders})
-        if inner:
+        if inner and not split_name(os.path.basename(os.path.abspath(root))):
             raise UserError(
                 f"{root} can be read in two ways: as the classes {_listed(names)}, or as splits of these "
                 f"names with the classes {_listed(inner)}; for classes, move them into {root}/train, "
