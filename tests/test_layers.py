@@ -53,7 +53,7 @@ ALLOWED = {
     "preparation": {"data", "inspection", "parallel"},
     "load": {"interop", "models", "published", "data", "parallel", "evaluation", "runs"},
     "save": {"interop", "models", "runs"},
-    "publishing": {"config", "evaluation", "interop", "load", "published", "runs"},
+    "publishing": {"config", "evaluation", "interop", "load", "models", "published", "runs"},
     "interface": {"command", "config", "models", "runs", "training"},
     "inspection": {"models"},
     "config_page": {"config", "options"},

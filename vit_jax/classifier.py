@@ -19,6 +19,7 @@ class Classifier(NamedTuple):
     model: ImageModel
     class_names: list[str]  # None, where the model has no head.
     crop: TestCrop  # What the model sees of an image.
+    probabilities: str  # Of `PROBABILITIES`.
 
 
 def open_classifier(
@@ -52,7 +53,7 @@ def open_classifier(
     given = _names(classes, count) if classes else checkpoint.class_names
     crop = _crop(checkpoint, model.image_size, resize, decode)
     say(f"of each image: {crop}")
-    return Classifier(model, [*(given or map(str, range(count)))], crop)
+    return Classifier(model, [*(given or map(str, range(count)))], crop, checkpoint.probabilities)
 
 
 def _crop(checkpoint: Checkpoint, size: tuple[int, int], resize: int | None, decode: str | None) -> TestCrop:

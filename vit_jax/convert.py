@@ -83,6 +83,7 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
         checkpoint.class_names if same_head else (),
         objective,
         shapes,
+        checkpoint.probabilities if same_head else "softmax",
     )
     for line in _mapping(checkpoint.mapped, written):
         print(line)
@@ -90,7 +91,7 @@ def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
         print(line)
     if checkpoint.objective:
         print(f"kept: {objective.count(shapes)}" if objective else left_out(checkpoint.objective))
-    for line in lost(checkpoint.preprocessing, values["image_size"], library):
+    for line in lost(checkpoint.preprocessing, checkpoint.probabilities, values["image_size"], library):
         print(f"note: not written: {line}")
     print(f"wrote {destination} for {LIBRARIES[library].title}; read back, it is the same bit for bit")
 

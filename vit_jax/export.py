@@ -85,6 +85,8 @@ def main(arguments: list[str]) -> None:
         f"of {' and '.join(map(str, BATCHES))}"
     )
     print(f"it wants of each image: {wanted(checkpoint, model.image_size)}")
+    if model.num_classes:
+        print(f"probabilities of the classes: the logits' {model.about.probabilities}")
 
 
 def wanted(checkpoint, size: tuple[int, int]) -> str:

@@ -13,6 +13,7 @@ from vit_jax.published.weights import Weights, find_weights
 from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 BATCH_SIZE = 32  # Images that `predict` has on the devices at once, at most.
+TOP = 3  # Classes that it names of each image.
 
 
 class Prediction(NamedTuple):
@@ -20,7 +21,7 @@ class Prediction(NamedTuple):
 
     Attributes:
       image: its path, or its place among the images that were handed in.
-      classes: names, the likeliest first.
+      classes: names, the likeliest first; none where no class reaches a threshold.
       probabilities: float, of each of these classes.
     """
 
@@ -30,7 +31,8 @@ class Prediction(NamedTuple):
 
     def __str__(self):
         chances = zip(self.classes, self.probabilities, strict=True)
-        return "  ".join([self.image, *(f"{name} {chance:.1%}" for name, chance in chances)])
+        named = [f"{name} {chance:.1%}" for name, chance in chances] or ["(no class)"]
+        return "  ".join([self.image, *named])
 
 
 class AboutLoaded(About):
@@ -41,7 +43,8 @@ class AboutLoaded(About):
         same_head = arguments["num_classes"] == checkpoint.arguments["num_classes"]
         self.place, self.library = checkpoint.place, checkpoint.library
         self.preprocessing, self.objective = checkpoint.preprocessing, checkpoint.objective
-        self.class_names = checkpoint.class_names if same_head else ()
+        if same_head:
+            self.class_names, self.probabilities = checkpoint.class_names, checkpoint.probabilities
         self._checkpoint, self._extractors = checkpoint, {}
         self._weights = weights
 
@@ -53,25 +56,29 @@ class AboutLoaded(About):
         found = {"from": f"{self.place}, {self.library}", "preprocessing": crop}
         return found if self._weights is None else {"published as": str(self._weights)} | found
 
-    def predict(self, model: ImageModel, images: Any, top: int) -> list[Prediction]:
+    def predict(
+        self, model: ImageModel, images: Any, top: int | None, threshold: float | None
+    ) -> list[Prediction]:
+        from vit_jax.evaluation.features import reaching, top_of
+
         if model.channels != 3:
             raise UserError(f"the model takes images of {model.channels} channels, and these are read as RGB")
         if not model.num_classes:
             raise UserError(
                 f"the model of {self.place} has no head: it has features, but predicts no classes"
             )
-        if not top >= 1:
-            raise UserError(f"top is {top}, and must be 1 or above")
+        top = top_of(top, threshold, model.num_classes, TOP)
         names = self.class_names or [*map(str, range(model.num_classes))]
         source = images_of(images)
         predictions, done = [], 0
-        for part in self._stream(model, source, min(top, model.num_classes)):
+        for part in self._stream(model, source, top):
             mask = part["mask"][: len(source) - done]
             if not mask.all():
                 raise UserError(f"cannot read {source.describe(done + int(mask.argmin()))}: it is no image")
             for chances, labels in zip(*(values[: len(mask)] for values in part["values"]), strict=True):
-                found = tuple(names[label] for label in labels)
-                predictions.append(Prediction(source.describe(done), found, tuple(chances.tolist())))
+                count = reaching(threshold, chances)
+                found = tuple(names[label] for label in labels[:count])
+                predictions.append(Prediction(source.describe(done), found, tuple(chances[:count].tolist())))
                 done += 1
         return predictions
 
@@ -97,7 +104,7 @@ class AboutLoaded(About):
                     shardings,
                     mesh,
                     checkpoint_crop(self._checkpoint, model.image_size),
-                    compute=likeliest(top),
+                    compute=likeliest(top, self.probabilities),
                     batch_size=batch_size,
                     workers=0,
                     max_unreadable=len(source),

@@ -11,6 +11,7 @@ read; 2, a mistake, or nothing was; 3, some images were skipped.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -23,7 +24,12 @@ from vit_jax.errors import UserError, as_text
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
 )
-TOP = flags.DEFINE_integer("top", 3, "Classes shown of each image.", lower_bound=1)
+TOP = flags.DEFINE_integer(
+    "top", None, "Most classes shown of each image; by default 3, or all with --threshold.", lower_bound=1
+)
+THRESHOLD = flags.DEFINE_float(
+    "threshold", None, "Lowest probability of the classes shown, above 0, up to 1."
+)
 JSON = flags.DEFINE_bool("json", False, "JSON lines, with full precision.")
 EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --embed.")
@@ -57,10 +63,12 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
 
     from vit_jax.classifier import open_classifier
-    from vit_jax.evaluation.features import extractor_of, likeliest, representation
+    from vit_jax.evaluation.features import extractor_of, likeliest, reaching, representation, top_of
+    from vit_jax.load import TOP as DEFAULT_TOP
+    from vit_jax.load import Prediction
     from vit_jax.parallel.mesh import make_mesh
 
-    model, names, crop = open_classifier(
+    model, names, crop, probabilities = open_classifier(
         CHECKPOINT.value,
         image_size=command.parse_image_size(IMAGE_SIZE.value) if IMAGE_SIZE.value else None,
         resize=RESIZE.value,
@@ -70,11 +78,12 @@ def main(arguments: list[str]) -> None:
     )
     if not names and not embed:
         raise UserError(f"{CHECKPOINT.value} has no head: it has features (--embed), but predicts no classes")
+    top = top_of(TOP.value, THRESHOLD.value, len(names), DEFAULT_TOP) if names else 0
     extractor, params = extractor_of(
         model,
         make_mesh(dict(data=None, fsdp=1, tensor=1)),
         crop,
-        compute=representation if embed else likeliest(min(TOP.value, len(names))),
+        compute=representation if embed else likeliest(top, probabilities),
         batch_size=min(BATCH_SIZE.value, len(images)),
         threads=THREADS.value,
         max_unreadable=len(images),
@@ -89,8 +98,9 @@ def main(arguments: list[str]) -> None:
             features.append(part["values"][mask])
             continue
         for path, chances, found in zip(paths, *(values[mask] for values in part["values"]), strict=True):
-            named = [names[label] for label in found]
-            show(path, list(zip(named, chances.tolist(), strict=True)))
+            count = reaching(THRESHOLD.value, chances)
+            named = tuple(names[label] for label in found[:count])
+            show(Prediction(path, named, tuple(chances[:count].tolist())))
     if not read:
         raise UserError(f"none of the {len(images)} files is an image that can be read")
     if embed:
@@ -100,13 +110,13 @@ def main(arguments: list[str]) -> None:
         sys.exit(3)
 
 
-def show(path: str, found: list[tuple[str, float]]) -> None:
-    """A line for an image, of classes and probabilities."""
+def show(prediction: Any) -> None:
+    """Prints the line of an image."""
+    line = str(prediction)
     if JSON.value:
-        predictions = [{"class": name, "probability": chance} for name, chance in found]
-        line = json.dumps({"path": path, "predictions": predictions})
-    else:
-        line = "  ".join([path, *(f"{name} {chance:.1%}" for name, chance in found)])
+        named = zip(prediction.classes, prediction.probabilities, strict=True)
+        found = [{"class": name, "probability": chance} for name, chance in named]
+        line = json.dumps({"path": prediction.image, "predictions": found})
     print(line, flush=True)
 
 

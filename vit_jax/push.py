@@ -89,11 +89,11 @@ def write(source: str, name: str, licence: str, folder: Path) -> None:
         print(f"note: it comes from {base}, whose licence is {known}, and not {licence}")
     form = TO.value or ("timm" if LIBRARIES["timm"].has(checkpoint.model, values) else "transformers")
     write_checkpoint(checkpoint, folder, form)
-    wanted = usages(name, form, classes, named=bool(checkpoint.class_names))
+    wanted = usages(name, form, classes, bool(checkpoint.class_names), checkpoint.probabilities)
     tried = try_usages(wanted, checkpoint, folder, name, print)
     for lines in tried:
         print(f"ran the card's lines for {lines.usage.title}: {lines.distance:.0e} off ({lines.versions})")
-    differs = lost(checkpoint.preprocessing, values["image_size"], form)
+    differs = lost(checkpoint.preprocessing, checkpoint.probabilities, values["image_size"], form)
     about = Published(name, form, licence, base, facts, differs, tried)
     (folder / "README.md").write_text(write_card(checkpoint, about))
 

@@ -72,10 +72,11 @@ def save_model(
         lambda name: np.asarray(params[name]),
         about.preprocessing,
         about.class_names,
+        probabilities=about.probabilities,
     )
     if about.objective:
         say(f"left out: {about.objective.words}, which is written where the checkpoint itself is saved")
-    _say_lost(about.preprocessing, values, library, say)
+    _say_lost(about.preprocessing, about.probabilities, values, library, say)
     return destination
 
 
@@ -102,16 +103,21 @@ def write_checkpoint(
         preprocessing,
         checkpoint.class_names if same_head else (),
         *objective,
+        probabilities=checkpoint.probabilities if same_head else "softmax",
     )
     if checkpoint.objective and objective[0] is None:
         say(left_out(checkpoint.objective))
-    _say_lost(preprocessing, values, library, say)
+    _say_lost(preprocessing, checkpoint.probabilities, values, library, say)
 
 
 def _say_lost(
-    preprocessing: Preprocessing | None, values: dict[str, Any], library: str, say: Callable[[str], None]
+    preprocessing: Preprocessing | None,
+    probabilities: str,
+    values: dict[str, Any],
+    library: str,
+    say: Callable[[str], None],
 ) -> None:
-    for line in lost(preprocessing, values["image_size"], library):
+    for line in lost(preprocessing, probabilities, values["image_size"], library):
         say(f"note: not written: {line}")
 
 

@@ -28,7 +28,12 @@ HOST = flags.DEFINE_string(
     "host", "127.0.0.1", "Address to listen on; 0.0.0.0: all of this machine's, for everybody who reaches it."
 )
 NEIGHBOURS = flags.DEFINE_string("neighbours", None, "A folder whose nearest images are shown.")
-TOP = flags.DEFINE_integer("top", 5, "Classes named of each image.", lower_bound=1)
+TOP = flags.DEFINE_integer(
+    "top", None, "Most classes named of each image; by default 5, or all with --threshold.", lower_bound=1
+)
+THRESHOLD = flags.DEFINE_float(
+    "threshold", None, "Lowest probability of the classes named, above 0, up to 1."
+)
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
 )
@@ -46,6 +51,7 @@ MAX_MB = flags.DEFINE_float("max_mb", 20, "Millions of bytes of a request.", low
 MAX_MEGAPIXELS = flags.DEFINE_float("max_megapixels", 64, "Millions of pixels of an image.", lower_bound=1e-3)
 TIMEOUT = flags.DEFINE_float("timeout", 30, "Seconds from a request to its answer.", lower_bound=0.1)
 CONNECTIONS = flags.DEFINE_integer("connections", 256, "Connections that may be open.", lower_bound=1)
+MOST_NAMED = 5  # Classes of each image, where neither --top nor --threshold is given.
 HEAD_SECONDS = 10  # In which a connection must say what it wants.
 NEEDED = "starlette", "uvicorn", "prometheus_client"
 BACKLOG = 1024  # Connections that wait to be taken, also while the server starts.
@@ -110,6 +116,7 @@ def make_service(checkpoint: str):
     if not classifier.class_names:
         raise UserError(f"{checkpoint} has no head, and predicts no classes; fine-tune it, which makes one")
 
+    from vit_jax.evaluation.features import top_of
     from vit_jax.serving.drop_page import drop_page
     from vit_jax.serving.engine import Engine
     from vit_jax.serving.metrics import Metrics
@@ -117,16 +124,18 @@ def make_service(checkpoint: str):
     from vit_jax.serving.service import Limits, Service
 
     print(f"compiling for batches of up to {BATCH_SIZE.value} images; nothing is compiled later", flush=True)
-    engine = Engine(classifier, BATCH_SIZE.value, TOP.value)
+    top = top_of(TOP.value, THRESHOLD.value, len(classifier.class_names), MOST_NAMED)
+    engine = Engine(classifier, BATCH_SIZE.value, top, THRESHOLD.value)
     if engine.no_heat is not None:
         print(f"no heat map: {engine.no_heat}", flush=True)
     neighbours = None
     if NEIGHBOURS.value is not None:
         neighbours = Neighbours(NEIGHBOURS.value, engine, THREADS.value, print)
         print(f"neighbours: {len(neighbours):,} images of {NEIGHBOURS.value}", flush=True)
-    model, names, crop = classifier
+    model, names, crop, probabilities = classifier
     name = model.about.name if model.about else type(model).__name__
     about = {"model": name, "classes": len(names), "image_size": [*model.image_size]}
+    about["probabilities"] = probabilities
     metrics = Metrics(engine.sizes)
     service = Service(
         engine,

@@ -60,7 +60,9 @@ def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path)
     assert result.returncode == 0, result.stderr
     model = vit_jax.load_model(finished, say=str)
     assert "it wants of each image: the short side to 16, the centre 16x16, bilinear\n" in result.stdout
+    assert "probabilities of the classes: the logits' softmax\n" in result.stdout
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == {"probabilities": "softmax"}
     for batch in (2, 5):
         images = np.random.default_rng(batch).integers(256, size=(batch, 16, 16, 3), dtype=np.uint8)
         (logits,) = session.run(None, {"images": images})

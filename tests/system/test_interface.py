@@ -18,6 +18,9 @@ from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 
 TRAIN, TEST = digits("train"), digits("test")
 COUNT = 48  # Images of each split.
+LIBRARIES = "timm", "transformers"
+TINY = "ViT-Ti/4"
+NOISE = np.random.default_rng(0).integers(256, size=(3, 16, 16, 3), dtype=np.uint8)  # Not resized.
 
 
 def small(**values):
@@ -93,6 +96,93 @@ def of_arrays(tmp_path_factory):
     """A run on arrays: its workdir, losses and figures."""
     workdir = tmp_path_factory.mktemp("run") / "arrays"
     return workdir, *losses(workdir, train=arrays(TRAIN), test=arrays(TEST))
+
+
+@pytest.fixture(scope="module")
+def several_labels(tmp_path_factory):
+    """A run of several labels an image, digits and their parity, each trained by itself."""
+    images, digit = arrays(TRAIN)
+    labels = [[str(k), "odd" if k % 2 else "even"] for k in digit.tolist()]
+    workdir = tmp_path_factory.mktemp("run") / "several"
+    settings = {"loss.name": "sigmoid", "data.train_split": "train[:32]", "data.test_split": "train[32:]"}
+    vit_jax.train(small(**settings), workdir, train=(images, labels))
+    return workdir
+
+
+def sigmoids(workdir, images):
+    """The probability of each class by itself, from the logits, `[images, classes]`."""
+    logits = np.asarray(vit_jax.load_model(workdir, say=str)(images), np.float64)
+    return 1 / (1 + np.exp(-logits))
+
+
+def test_classes_trained_by_themselves_are_predicted_by_themselves(several_labels, tmp_path):
+    images = NOISE[:3]
+    expected = sigmoids(several_labels, images)
+    assert expected.sum(axis=1).max() > 2  # No distribution over the classes.
+    model = vit_jax.load_model(several_labels, say=str)
+    folders = [vit_jax.save_model(model, tmp_path / form, library=form, say=str) for form in LIBRARIES]
+    lowest = float(np.median(expected))
+    for loaded in (model, *(vit_jax.load_model(folder, say=str) for folder in folders)):
+        everything = loaded.predict(images, top=12)
+        for found, row in zip(everything, expected, strict=True):
+            order = np.argsort(-row)
+            assert found.classes == tuple(model.about.class_names[k] for k in order)
+            np.testing.assert_allclose(found.probabilities, row[order], atol=1e-5)
+        chosen = loaded.predict(images, threshold=lowest)
+        assert [len(found.classes) for found in chosen] == (expected >= lowest).sum(axis=1).tolist()
+    assert str(model.predict(images[0], threshold=1.0)[0]).endswith("  (no class)")
+    with pytest.raises(vit_jax.UserError, match="threshold is 50 and must be a probability"):
+        model.predict(images, threshold=50)
+
+
+def test_a_new_head_forgets_the_kind_of_probabilities(several_labels):
+    model = vit_jax.load_model(several_labels, num_classes=4, say=str)
+    np.testing.assert_allclose(model.predict(NOISE[0], top=4)[0].probabilities, 0.25)
+
+
+def test_a_server_answers_by_the_sigmoid_of_each_class(several_labels):
+    from vit_jax.classifier import open_classifier
+    from vit_jax.serving.engine import Engine
+
+    images = NOISE[:2]
+    expected = sigmoids(several_labels, images)
+    lowest = float(np.median(expected))
+    engine = Engine(open_classifier(str(several_labels), say=str), 2, 12, lowest)
+    for (probabilities, classes), row in zip(engine.classify(images), expected, strict=True):
+        np.testing.assert_allclose(probabilities, row[classes], atol=1e-5)
+        assert sorted(classes) == np.flatnonzero(row >= lowest).tolist()
+
+
+@pytest.mark.parametrize("form", ["transformers", "timm"])
+def test_transformers_pipeline_answers_by_the_sigmoid_of_each_class(
+    several_labels, tmp_path, form, transformers, timm
+):
+    images = NOISE[:1]
+    folder = vit_jax.save_model(several_labels, tmp_path / "model", library=form, say=str)
+    pipeline = transformers.pipeline("image-classification", str(folder), device="cpu", top_k=12)
+    found = {answer["label"]: answer["score"] for answer in pipeline(Image.fromarray(images[0]))}
+    names = vit_jax.load_model(several_labels, say=str).about.class_names
+    np.testing.assert_allclose(
+        [found[name] for name in names], sigmoids(several_labels, images)[0], atol=2e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "classes", "expected"),
+    [
+        ({}, 3, "softmax"),
+        ({}, 1, "sigmoid"),
+        ({"problem_type": "multi_label_classification"}, 3, "sigmoid"),
+        ({"problem_type": "single_label_classification"}, 1, "softmax"),
+    ],
+)
+def test_type_of_problem_is_the_kind_of_probabilities(said, classes, expected, tmp_path):
+    model = vit_jax.create_model(TINY, num_classes=classes, image_size=8, dim=8, depth=1, heads=1, hidden=8)
+    folder = vit_jax.save_model(model, tmp_path / "model", library="transformers", say=str)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("problem_type", None)
+    (folder / "config.json").write_text(json.dumps(config | said))
+    assert vit_jax.load_model(folder, say=str).about.probabilities == expected
 
 
 @pytest.mark.one_variant

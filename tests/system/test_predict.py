@@ -74,6 +74,15 @@ def test_probabilities_are_the_models_own(lines, finished):
 
 
 @pytest.mark.slow
+def test_threshold_names_the_classes_that_reach_it(predict, folder, lines):
+    path = str(folder / "2.png")
+    limit = lines[0][path][1]["probability"] * 0.999
+    process = predict("--json", f"--threshold={limit}", path)
+    assert json.loads(process.stdout)["predictions"] == lines[0][path][:2]
+    assert predict("--threshold=1", path).stdout.decode() == f"{path}  (no class)\n"
+
+
+@pytest.mark.slow
 def test_model_of_wide_images_sees_wide_parts(predict, folder, finished):
     process = predict("--image_size=16x24", "--json", "--top=10", folder / "2.png")
     (line,) = map(json.loads, process.stdout.splitlines())

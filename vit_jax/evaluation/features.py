@@ -15,7 +15,7 @@ from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
-from vit_jax.models.image_model import ImageModel, TokenModel
+from vit_jax.models.image_model import PROBABILITIES, ImageModel, TokenModel
 from vit_jax.models.layers import placing
 from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
@@ -157,13 +157,39 @@ def first_five(model: nnx.Module, images: jax.Array) -> jax.Array:
     return jax.lax.top_k(model(images), 5)[1]
 
 
-def likeliest(count: int) -> Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Makes the function that computes the `count` likeliest: probabilities and classes, `[batch, count]`."""
+def likeliest(
+    count: int, probabilities: str = "softmax"
+) -> Callable[[nnx.Module, jax.Array], tuple[jax.Array, jax.Array]]:
+    """Makes the function that computes the `count` likeliest: probabilities and classes, `[batch, count]`.
+
+    Args:
+      probabilities: of `PROBABILITIES`.
+    """
 
     def compute(model, images):
-        return jax.lax.top_k(jax.nn.softmax(model(images)), count)
+        logits = model(images)
+        _, classes = jax.lax.top_k(logits, count)  # Probabilities may be rounded to the same number.
+        return jnp.take_along_axis(PROBABILITIES[probabilities](logits), classes, axis=-1), classes
 
     return compute
+
+
+def top_of(top: int | None, threshold: float | None, num_classes: int, default: int) -> int:
+    """The highest number of classes to name of an image: `top`, else `default`, or with a threshold all.
+
+    Raises:
+      UserError: `top` or the threshold is out of range.
+    """
+    if threshold is not None and not 0 < threshold <= 1:
+        raise UserError(f"threshold is {threshold} and must be a probability, above 0 and up to 1")
+    if top is not None and not top >= 1:
+        raise UserError(f"top is {top}, and must be 1 or above")
+    return min(num_classes, top or (default if threshold is None else num_classes))
+
+
+def reaching(threshold: float | None, probabilities: np.ndarray) -> int:
+    """The number of probabilities, the highest first, that reach the threshold; without one all of them."""
+    return len(probabilities) if threshold is None else int((probabilities >= threshold).sum())
 
 
 def make_features(

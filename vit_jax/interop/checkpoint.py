@@ -72,12 +72,14 @@ class Checkpoint(NamedTuple):
     class_names: tuple[str, ...] = ()  # Of all classes, or none.
     objective: ObjectiveParams | None = None  # What else of training it holds.
     step: int | None = None  # Of the run that it is of.
+    probabilities: str = "softmax"  # Of `PROBABILITIES`.
 
     def describe(self) -> str:
         """One line."""
         parameters = sum(int(np.prod(shape)) for shape in self.shapes.values())
         height, width = self.arguments["image_size"]
         head = f"{n:,} classes" if (n := self.arguments["num_classes"]) else "no head"
+        head += " with a sigmoid each" if n and self.probabilities == "sigmoid" else ""
         return (
             f"{model_name(self.model, self.arguments)} of {self.library} ({self.place}): "
             f"{parameters / 1e6:,.2f} M parameters, {height}x{width} pixels{self._statistics()}, {head}"
@@ -125,6 +127,7 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         values = complete(model, values | said)
         assumed = " and ".join(part for part in (assumed, unsaid) if part)
         names = all_names(library.class_names(config), values["num_classes"])
+        probabilities = library.probabilities(config, values["num_classes"])
         layers = values.get("depth", 0)
         layers += sum(values.get("resnet_blocks") or ()) + sum(values.get("blocks") or ())
         if layers > len(tensors):
@@ -149,7 +152,18 @@ def open_checkpoint(path: Path, image_size=None) -> Checkpoint:
         return entry.join([tensors[name].read() for name in entry.names])
 
     return Checkpoint(
-        str(path), library.title, model, values, shapes, read, mapped, assumed, seen, names, objective
+        str(path),
+        library.title,
+        model,
+        values,
+        shapes,
+        read,
+        mapped,
+        assumed,
+        seen,
+        names,
+        objective,
+        probabilities=probabilities,
     )
 
 
@@ -484,6 +498,7 @@ def save(
     class_names: Sequence[str] = (),
     objective: ObjectiveParams | None = None,
     objective_shapes: Shapes | None = None,
+    probabilities: str = "softmax",
 ) -> list[Entry]:
     """Writes a model's parameters in another library's format, and reads them back to be sure.
 
@@ -498,6 +513,7 @@ def save(
       objective: what of training is written beside the model: in the library's way where it has one, else in
         files of ours. Google's format has no place for it.
       objective_shapes: of its parameters, by our path.
+      probabilities: of `PROBABILITIES`. Google's format cannot hold it.
 
     Raises:
       UserError: the format cannot hold the model or one of its options, or the destination exists.
@@ -524,7 +540,7 @@ def save(
         for entry in entries(form.objective.rules(values), objective_shapes, written_by.title):
             arrays |= entry.split(np.asarray(own[entry.path]))
         arrays |= form.objective.finish(values, objective.values)
-    files = written_by.files(described, values, preprocessing, class_names)
+    files = written_by.files(described, values, preprocessing, class_names, probabilities)
     with whole(destination) as temporary:
         if files is None:
             write_npz(temporary, arrays)

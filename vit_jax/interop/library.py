@@ -27,6 +27,31 @@ TRAINING_ONLY = REGULARISATION | {"position_resize", "head_bias", "head_deviatio
 TRAINING_ONLY |= {"layer_scale", "remat", "scan", "dtype"}
 
 
+# The kinds of probabilities by the names that Transformers' configs have for the problem.
+PROBLEM_TYPES = {"softmax": "single_label_classification", "sigmoid": "multi_label_classification"}
+
+
+def read_problem_type(config: dict, num_classes: int) -> str:
+    """The kind of probabilities by a config's `problem_type`; without one as Transformers' pipeline has it.
+
+    Raises:
+      UserError: the outputs are no probabilities.
+    """
+    if (said := config.get("problem_type")) is None:
+        return "sigmoid" if num_classes == 1 else "softmax"
+    for kind, name in PROBLEM_TYPES.items():
+        if name == said:
+            return kind
+    known = " and ".join(PROBLEM_TYPES.values())
+    raise UserError(f"Unsupported: config.json with problem_type={said!r}. Supported: {known}.")
+
+
+def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
+    """The entry of a `config.json` for a kind of probabilities, where it is not what is read without one."""
+    unsaid = not num_classes or read_problem_type({}, num_classes) == probabilities
+    return {} if unsaid else {"problem_type": PROBLEM_TYPES[probabilities]}
+
+
 class ObjectiveFormat(NamedTuple):
     """A library's way to write what an objective of training has beside a model, such as a decoder.
 
@@ -99,6 +124,8 @@ class Library(NamedTuple):
       preprocessing: mean and deviation of the pixels, what else the model should see of an image, and in
         words what a file does not say; from `config.json`, `preprocessor_config.json` and the channels.
       class_names: the names of the classes in a `config.json`, if they are named.
+      probabilities: the kind of probabilities, `softmax` or `sigmoid`, by a `config.json` and the number of
+        classes.
       files: the JSON files beside the tensors, by name; None: the library has none.
       written: models are written for it too.
     """
@@ -111,8 +138,9 @@ class Library(NamedTuple):
     unknown: Callable[[dict, Tensors], str]
     preprocessing: Callable[[dict, dict, int], tuple[dict, Preprocessing | None, str]]
     class_names: Callable[[dict], list]
-    files: Callable[[dict, Values, Preprocessing | None, Sequence[str]], dict[str, dict] | None]
+    files: Callable[[dict, Values, Preprocessing | None, Sequence[str], str], dict[str, dict] | None]
     written: bool = True
+    probabilities: Callable[[dict, int], str] = read_problem_type
 
     def read_format(self, config: dict, tensors: Tensors) -> Format:
         """The format that tensors are in.

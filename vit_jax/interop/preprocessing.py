@@ -256,10 +256,13 @@ def to_transformers(seen: Preprocessing, size: tuple[int, int]) -> dict[str, Any
     )
 
 
-def lost(seen: Preprocessing | None, size: tuple[int, int], library: str) -> list[str]:
-    """Says in lines what a library's files cannot hold of it."""
+def lost(seen: Preprocessing | None, probabilities: str, size: tuple[int, int], library: str) -> list[str]:
+    """Lists in lines the preprocessing and the kind of probabilities that a library's files cannot hold."""
     if library == "google":
-        return ["Google's npz holds no crop, no interpolation and no names of classes"]
+        found = ["Google's npz holds no crop, no interpolation and no names of classes"]
+        if probabilities == "sigmoid":
+            found.append("the sigmoid of each class: predictions by this file would be of a softmax")
+        return found
     seen, found = seen or UNSAID, []
     if seen.interpolation in ("bilinear", "area"):
         found.append(f"interpolation {seen.interpolation!r}: there bilinear, smoothed as Pillow does it")

@@ -57,6 +57,8 @@ def write_onnx(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> C
     from vit_jax.interop.onnx import convert
 
     written = convert(function_of(model), any_batch(images, dtype), ("images", "logits"), MOST_BYTES)
+    if model.num_classes and model.about:
+        onnx.helper.set_model_props(written, {"probabilities": model.about.probabilities})
     onnx.checker.check_model(written, full_check=True)
     file.write_bytes(written.SerializeToString())
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])

@@ -29,6 +29,10 @@ def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
     return height, width
 
 
+# The probabilities of classes by their logits: of classes that exclude one another, or of each by itself.
+PROBABILITIES = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+
+
 class About:
     """A record of a model's name and of where it came from.
 
@@ -37,12 +41,14 @@ class About:
       arguments: of its class.
       preprocessing: what it should see of an image, and class_names, of all classes: where a checkpoint says
         them.
+      probabilities: of `PROBABILITIES`.
       objective: what the checkpoint has beside the model, of an objective of training.
     """
 
     preprocessing: Any = None
     objective: Any = None
     class_names: tuple[str, ...] = ()
+    probabilities: str = "softmax"
 
     def __init__(self, name: str, arguments: dict[str, Any]):
         self.name, self.arguments = name, arguments
@@ -51,7 +57,7 @@ class About:
         """More lines of the model's card, by their first word."""
         return {"from": "fresh parameters, not trained"}
 
-    def predict(self, model: "ImageModel", images: Any, top: int) -> list:
+    def predict(self, model: "ImageModel", images: Any, top: int | None, threshold: float | None) -> list:
         """The likeliest classes of images, as of `ImageModel.predict`."""
         raise UserError("this model is not of a checkpoint, and has not been trained: see vit_jax.load_model")
 
@@ -182,21 +188,23 @@ class ImageModel(nnx.Module):
             f"that size, and is not resized to {'x'.join(map(str, size))}"
         )
 
-    def predict(self, images: Any, top: int = 3) -> list:
+    def predict(self, images: Any, top: int | None = None, threshold: float | None = None) -> list:
         """The likeliest classes of images, which are prepared as the model's checkpoint says.
 
         Args:
           images: a path of an image or a folder; an image, PIL's or uint8 `[height, width, 3]`; a list of
             such; or uint8 `[images, height, width, 3]`. They may be of any size.
-          top: classes named of each image.
+          top: highest number of classes named of each image; None: 3, or with a threshold all.
+          threshold: lowest probability of the classes that are named.
 
         Returns:
           A `Prediction` for each image, with `classes` and `probabilities`, the likeliest first.
+          Probabilities are a softmax over the classes or a sigmoid of each class, as the model was trained.
 
         Raises:
           UserError: an image cannot be read; the model has no head, or is not of a checkpoint.
         """
-        return (self.about or About(type(self).__name__, {})).predict(self, images, top)
+        return (self.about or About(type(self).__name__, {})).predict(self, images, top, threshold)
 
     def tree(self) -> str:
         """All modules and parameters, as Flax prints them: thousands of lines."""
@@ -384,6 +392,8 @@ def card_of(model: ImageModel) -> str:
     names = ", ".join(about.class_names[:3]) + (", ..." if len(about.class_names) > 3 else "")
     classes = f"{model.num_classes:,}{names and f': {names}'}" if model.num_classes else "none, features"
     lines["classes"] = classes
+    if model.num_classes:
+        lines["probabilities"] = about.probabilities
     lines["parameters"] = f"{sum(sizes.values()):,}"
     for part in sorted(sizes, key=lambda part: -sizes[part])[:4]:
         lines[f"  {part}"] = f"{sizes[part]:,}"

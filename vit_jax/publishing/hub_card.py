@@ -83,6 +83,8 @@ def _summary(checkpoint: Checkpoint, about: Published) -> str:
     values, names = checkpoint.arguments, checkpoint.class_names
     height, width = values["image_size"]
     classes = f"{values['num_classes']:,}" if values["num_classes"] else "none: it gives features"
+    if values["num_classes"] and checkpoint.probabilities == "sigmoid":
+        classes += ", each with a probability of its own (a sigmoid)"
     if names:
         classes += f": {', '.join(names[:NAMES])}" + (", ..." if len(names) > NAMES else "")
     parameters = sum(int(np.prod(shape)) for shape in checkpoint.shapes.values())

@@ -85,10 +85,10 @@ with torch.inference_mode():
     {result}
 """
 _CLASSES = {
-    "timm": """probabilities = model(transform(image)[None]).softmax(-1)[0]
+    "timm": """probabilities = model(transform(image)[None]).{function}[0]
 print(model.pretrained_cfg["label_names"][probabilities.argmax()])
 """,
-    "transformers": """probabilities = model(**processor(image, return_tensors="pt")).logits.softmax(-1)[0]
+    "transformers": """probabilities = model(**processor(image, return_tensors="pt")).logits.{function}[0]
 print(model.config.id2label[probabilities.argmax().item()])
 """,
 }
@@ -102,7 +102,7 @@ print(prediction)
 _EMBED = "$ python -m vit_jax.predict --checkpoint=hf://{name} --embed=features.safetensors photo.jpg\n"
 
 
-def usages(name: str, form: str, classes: int, named: bool) -> list[list[Usage]]:
+def usages(name: str, form: str, classes: int, named: bool, probabilities: str) -> list[list[Usage]]:
     """The lines that may be right, of each library, the best first.
 
     Args:
@@ -110,6 +110,7 @@ def usages(name: str, form: str, classes: int, named: bool) -> list[list[Usage]]
       form: whose folder it is, `timm` or `transformers`.
       classes: 0 for none.
       named: the classes have names.
+      probabilities: of `PROBABILITIES`.
     """
     torch = ("torch", "torchvision")
     through_timm = ("timm",) if form == "timm" else ()
@@ -127,7 +128,8 @@ def usages(name: str, form: str, classes: int, named: bool) -> list[list[Usage]]
             [Usage("vit_jax", ("vit_jax",), _EMBED.format(name=name), embedded)],
         ]
     else:
-        lines = dict(_CLASSES)
+        function = {"softmax": "softmax(-1)", "sigmoid": "sigmoid()"}[probabilities]
+        lines = {library: code.replace("{function}", function) for library, code in _CLASSES.items()}
         if not named:
             lines["timm"] = lines["timm"].splitlines()[0] + "\nprint(probabilities.argmax().item())\n"
         theirs = _TIMM.format(name=name, result=lines["timm"])
@@ -170,8 +172,9 @@ def try_usages(
 
 def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     """A picture of the size that is cropped without a resize, and the model's probabilities or features."""
-    import jax
     import jax.numpy as jnp
+
+    from vit_jax.models.image_model import PROBABILITIES
 
     model = build_model(checkpoint, say=lambda line: None, dtype="float32")
     crop = checkpoint_crop(checkpoint, model.image_size)
@@ -180,7 +183,9 @@ def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     picture = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
     images = jnp.asarray(crop(picture))[None]
     numbers = np.asarray(model(images))[0]  # Features, where there is no head.
-    return picture, np.asarray(jax.nn.softmax(numbers)) if model.num_classes else numbers
+    return picture, np.asarray(
+        PROBABILITIES[checkpoint.probabilities](numbers)
+    ) if model.num_classes else numbers
 
 
 def _put_into_cache(cache: Path, folder: Path, name: str) -> None:

@@ -327,6 +327,7 @@ def _checkpoint_of(model: ImageModel) -> Checkpoint:
         lambda path: np.array(params[path]),  # A copy: the first step gives away the memory of its own.
         preprocessing=model.about.preprocessing,
         class_names=model.about.class_names,
+        probabilities=model.about.probabilities,
     )
 
 

@@ -58,6 +58,7 @@ from vit_jax.runs.checkpoints import item_shapes, load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
 from vit_jax.training.lora import effective, init_extra
 from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives.classification import probabilities_of
 from vit_jax.training.schedule import sees_length
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
@@ -359,6 +360,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
         class_names=all_names(manifest["class_names"], values["num_classes"]),
         objective=objective,
         step=items["step"],
+        probabilities=probabilities_of(config),
     )
 
 

@@ -10,7 +10,14 @@ from flax import nnx
 from vit_jax.classifier import Classifier
 from vit_jax.data.image_files import ImageFiles
 from vit_jax.errors import UserError
-from vit_jax.evaluation.features import Features, extractor_of, likeliest, make_features, representation
+from vit_jax.evaluation.features import (
+    Features,
+    extractor_of,
+    likeliest,
+    make_features,
+    reaching,
+    representation,
+)
 from vit_jax.inspection.attention_maps import check_attends, of_patches, rollout
 from vit_jax.models.image_model import TokenModel
 from vit_jax.parallel.mesh import make_mesh, place, to_devices, whole_batch
@@ -29,15 +36,16 @@ class Engine:
 
     Args:
       batch_size: images that are computed at once, at most.
-      top: classes named of each image.
+      top: highest number of classes named of each image.
+      threshold: lowest probability of the classes that are named.
 
     Attributes:
       sizes: of batches for which there is a program; fewer images are padded.
       no_heat: why there is no attention rollout; None where there is.
     """
 
-    def __init__(self, classifier: Classifier, batch_size: int, top: int):
-        self.classifier = classifier
+    def __init__(self, classifier: Classifier, batch_size: int, top: int, threshold: float | None = None):
+        self.classifier, self._threshold = classifier, threshold
         self._mesh = make_mesh(dict(data=None, fsdp=1, tensor=1))
         self._graphdef, params = nnx.split(classifier.model)
         params = nnx.to_pure_dict(params)
@@ -45,7 +53,7 @@ class Engine:
         self._params = jax.tree.map(place, params, self._shardings)
         powers = (1 << power for power in range(batch_size.bit_length()))
         self.sizes = sorted({whole_batch(self._mesh, size) for size in (*powers, batch_size)})
-        compute = likeliest(min(top, classifier.model.num_classes))
+        compute = likeliest(min(top, classifier.model.num_classes), classifier.probabilities)
         self._classify = {size: self._compiled(compute, size) for size in self.sizes}
         self.no_heat = _reason(check_attends, classifier.model)
         self._look = self._compiled(
@@ -72,7 +80,10 @@ class Engine:
         """
         size = next(size for size in self.sizes if size >= len(images))
         found = self._classify[size](self._params, self._batch(images, size))
-        return list(zip(*(values[: len(images)] for values in jax.device_get(found["values"])), strict=True))
+        probabilities, classes = (values[: len(images)] for values in jax.device_get(found["values"]))
+        counts = (reaching(self._threshold, row) for row in probabilities)
+        each = zip(probabilities, classes, counts, strict=True)
+        return [(chances[:count], labels[:count]) for chances, labels, count in each]
 
     def look(self, image: np.ndarray) -> Look:
         """Features and attention rollout of an image."""

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.randaugment import resolve
 from vit_jax.data.views import flips_of
 from vit_jax.errors import UserError
+from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.models.layers import placing
 from vit_jax.options import Option, one_of, whole
 from vit_jax.parallel.chips import compiler_options
@@ -29,6 +30,7 @@ from vit_jax.parallel.sharding import place_activation
 from vit_jax.training.lora import Weights, effective, objective_weights, trained, with_frozen
 from vit_jax.training.mixing import augment
 from vit_jax.training.objectives import objective_of
+from vit_jax.training.objectives.classification import probabilities_of
 from vit_jax.training.objectives.objective import Loss, Now
 
 # Folded into a step's key; dropout folds in small numbers.
@@ -279,8 +281,7 @@ def make_eval_step(
     """
     key = jax.random.fold_in(jax.random.key(config.seed), EVALUATE)
     labelled = objective_of(config).labels
-    # Of each class by itself, where the loss is.
-    probabilities = jax.nn.softmax if config.loss.name == "softmax" else jax.nn.sigmoid
+    probabilities = PROBABILITIES[probabilities_of(config)]
 
     def eval_step(judged, batch, first):
         numbers = first + jnp.arange(len(batch["image"]))

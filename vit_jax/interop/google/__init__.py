@@ -43,5 +43,5 @@ LIBRARY = Library(
     # An npz file is of images in [-1, 1], and says neither how they were cropped nor what the classes are.
     preprocessing=lambda config, said, channels: ({}, None, ""),
     class_names=lambda config: [],
-    files=lambda described, values, seen, names: None,
+    files=lambda described, values, seen, names, probabilities: None,
 )

@@ -60,6 +60,6 @@ LIBRARY = Library(
     unknown=lambda config, tensors: "an open_clip model without an image tower of ViT's kind is not read",
     preprocessing=timm.LIBRARY.preprocessing,
     class_names=lambda config: [],
-    files=lambda described, values, seen, names: {},
+    files=lambda described, values, seen, names, probabilities: {},
     written=False,
 )

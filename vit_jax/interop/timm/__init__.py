@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vit_jax.errors import UserError
-from vit_jax.interop.library import Library
+from vit_jax.interop.library import Library, problem_type
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_timm, per_channel, to_timm
 from vit_jax.interop.tensor_files import Tensor
 from vit_jax.interop.timm import timm_mae
@@ -60,9 +60,9 @@ def _class_names(config: dict) -> list:
 
 
 def _files(
-    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str]
+    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str], probabilities: str
 ) -> dict[str, dict]:
-    """The files beside the tensors: `config.json`, with the preprocessing and the classes' names.
+    """The files beside the tensors: `config.json`, with the preprocessing and the classes.
 
     Raises:
       UserError: timm has no such crop.
@@ -71,6 +71,8 @@ def _files(
     described["pretrained_cfg"] |= dict(
         mean=per_channel(values["mean"], channels), std=per_channel(values["deviation"], channels)
     ) | to_timm(seen or UNSAID, values["image_size"])
+    # timm passes over the type of problem; Transformers, which reads timm's folders too, does not.
+    described |= problem_type(values["num_classes"], probabilities)
     return {"config.json": described | (dict(label_names=list(names)) if names else {})}
 
 

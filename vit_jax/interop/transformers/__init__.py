@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vit_jax.errors import UserError
-from vit_jax.interop.library import Library, load_formats
+from vit_jax.interop.library import Library, load_formats, problem_type
 from vit_jax.interop.preprocessing import UNSAID, Preprocessing, of_transformers, per_channel, to_transformers
 from vit_jax.interop.tensor_files import Tensor
 
@@ -54,9 +54,9 @@ def _class_names(config: dict) -> list:
 
 
 def _files(
-    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str]
+    described: dict, values: dict, seen: Preprocessing | None, names: Sequence[str], probabilities: str
 ) -> dict[str, dict]:
-    """The files beside the tensors: `config.json`, with the classes' names, and `preprocessor_config.json`.
+    """The files beside the tensors: `config.json`, with the classes, and `preprocessor_config.json`.
 
     Raises:
       UserError: Transformers has no such crop.
@@ -67,6 +67,7 @@ def _files(
             id2label={str(label): name for label, name in enumerate(names)},
             label2id={name: label for label, name in enumerate(names)},
         )
+    described |= problem_type(values["num_classes"], probabilities)
     processor = to_transformers(seen or UNSAID, values["image_size"]) | dict(
         image_mean=per_channel(values["mean"], channels), image_std=per_channel(values["deviation"], channels)
     )

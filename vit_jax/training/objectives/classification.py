@@ -36,6 +36,11 @@ OPTIONS = {
 }
 
 
+def probabilities_of(config: ConfigDict) -> str:
+    """The kind of probabilities that the config's loss trains, of `PROBABILITIES`."""
+    return "softmax" if config.loss.name == "softmax" else "sigmoid"
+
+
 class Classification(Objective):
     """Supervised: the logits of whole images against their labels; no parameters but the model's.
 
