@@ -118,7 +118,7 @@ def make_parquet(root: Path, several: bool = False) -> Path:
     for split, examples in ALL.items():
         for part in range(2):
             rows = [
-                {"image": {"bytes": image, "path": name}, key: [label, 2] if several else label}
+                {"image": {"bytes": image, "path": name}, key: [label, *{2} - {label}] if several else label}
                 for name, image, label in examples[part::2]
             ]
             table = pyarrow.Table.from_pylist(rows, schema)
@@ -176,13 +176,14 @@ def test_each_kind_keeps_every_example_once(make, kind, splits, tmp_path):
 def test_several_labels_an_image_are_a_sequence(tmp_path):
     done = prepare(make_parquet(tmp_path, several=True), tmp_path / "out")
     assert done.label_key == "labels"
-    assert sorted(read(done, "train")) == sorted((image, (label, 2)) for _, image, label in ALL["train"])
+    expected = sorted((image, (label, *{2} - {label})) for _, image, label in ALL["train"])
+    assert sorted(read(done, "train")) == expected
 
 
 def test_several_labels_in_json_are_a_sequence(tmp_path):
     source = make_webdataset(tmp_path, lambda label: {"json": json.dumps({"labels": [label] * label})})
     done = prepare(source, tmp_path / "out")
-    expected = sorted((image, (label,) * label) for _, image, label in ALL["train"])
+    expected = sorted((image, (label,) * min(label, 1)) for _, image, label in ALL["train"])
     assert sorted(read(done, "train")) == expected
 
 

@@ -406,7 +406,7 @@ IMAGES, LABELS = arrays(TRAIN, 4)
         (iter([]), "no length"),
         ([{"picture": IMAGES[0], "label": 1}], "have no image"),
         ([{"image": IMAGES[0], "a": 1, "b": 2}], "which holds the label"),
-        ([(IMAGES[0], "cat"), (IMAGES[0], 3)], "no class 'cat'"),
+        ([(IMAGES[0], "cat"), (IMAGES[0], 3)], "both numbers and names"),
     ],
 )
 def test_what_is_no_data_set_is_refused_in_one_line(data, message):

@@ -1,6 +1,7 @@
 """Classes of a model and of a data set, or of two data sets, matched by their names."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,7 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
         order = np.array([number[name] for name in ours])
         by_name = f"{place} has the data's classes in another order: they are matched by name"
         return Match(order, "" if np.array_equal(order, same) else by_name)
-    named = [any(name != str(k) for k, name in enumerate(names)) for names in (model, data)]
+    named = [has_names(names) for names in (model, data)]
     if not any(named):
         return Match(same)
     if not all(named):
@@ -65,6 +66,51 @@ def match_classes(model: Sequence[str], data: Sequence[str], place: str) -> Matc
     pairs = ", ".join(f"{model[k]!r} is {data[k]!r} here" for k in renamed[:SHOWN])
     more = f" and {len(renamed) - SHOWN:,} more" if len(renamed) > SHOWN else ""
     return Match(same, f"{place} has other names of classes, which are matched by number: {pairs}{more}")
+
+
+def has_names(class_names: Sequence[str]) -> bool:
+    """True unless the class names are 0, 1, 2 and so on, as where a data set has only numbers."""
+    return any(name != str(number) for number, name in enumerate(class_names))
+
+
+def numbers_by_name(
+    own: Sequence[str], class_names: Sequence[str], used: Collection[int]
+) -> dict[int, int] | None:
+    """Returns a data set's class numbers in another's numbering, matched by name; None for the same ones.
+
+    Numbers stay where one of the two has no names.
+
+    Args:
+      own: class names of the data set.
+      class_names: class names of the training data.
+      used: classes of the data set that have an example.
+
+    Raises:
+      UserError: a used class is not among `class_names`, or a name occurs twice.
+    """
+    own, class_names = tuple(own), tuple(class_names)
+    if own == class_names or not (has_names(own) and has_names(class_names)):
+        return None
+    for names in (own, class_names):
+        for name, count in Counter(names).most_common(1):
+            if count > 1:
+                raise UserError(
+                    f"classes cannot be matched by name with the training data's: {name!r} occurs twice"
+                )
+    number = {name: label for label, name in enumerate(class_names)}
+    if unknown := [own[label] for label in sorted(used) if label < len(own) and own[label] not in number]:
+        raise UserError(
+            f"classes that the training data do not have: {shortened(unknown)}; training has: "
+            f"{shortened(class_names)}"
+        )
+    return {label: number[name] for label, name in enumerate(own) if name in number}
+
+
+def shortened(names: Sequence[str], most: int = 12) -> str:
+    """Returns the names, or the first and last few of many."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most // 2])}, ..., {', '.join(names[-(most // 4) :])}"
 
 
 def _key(name: str) -> str:

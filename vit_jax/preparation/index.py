@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.errors import UserError, as_text
@@ -152,7 +153,8 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
             tasks.append(WorkItem(_scan, (one, i, seed, spool, part), part, 1))
             paths.append(str(spool) if source.kind == "parquet" else unit.path)
         run(tasks, "indexing", "files")
-        multiple, left_out = _merge([task.result for task in tasks], work)
+        classes = None if source.class_names is None else len(source.class_names)
+        multiple, left_out = _merge([task.result for task in tasks], work, classes)
         left_out += Counter(source.left_out)
         described = {"kind": source.kind, "paths": paths, "multiple": multiple, "left_out": left_out}
         write_json(work / "index.json", described)
@@ -178,8 +180,17 @@ def _scan(source: readers.RawDataSet, number: int, seed: int, spool: Path, resul
         np.savez(file, **scan._asdict() | {"left_out": json.dumps(scan.left_out)})
 
 
-def _merge(parts: list[Path], work: Path) -> tuple[bool, Counter[str]]:
-    """Joins the units' parts, in their order; returns `multiple` and `left_out` of all of them."""
+def _merge(parts: list[Path], work: Path, classes: int | None) -> tuple[bool, Counter[str]]:
+    """Joins the units' parts, in their order; returns `multiple` and `left_out` of all of them.
+
+    One-hot labels become class indices, and multi-hot ones lists of such.
+
+    Args:
+      classes: number of classes; None: it is not known.
+
+    Raises:
+      UserError: labels are neither class indices nor rows of zeros and ones.
+    """
     joined = {"entries": [], "labels": [], "names": []}
     labels = names = 0
     multiple, left_out = False, Counter()
@@ -195,10 +206,34 @@ def _merge(parts: list[Path], work: Path) -> tuple[bool, Counter[str]]:
             names += len(joined["names"][-1])
             multiple |= bool(part["multiple"])
             left_out.update(json.loads(str(part["left_out"])))
+    if multiple:
+        entries, flat, lists = _index_lists(
+            *map(np.concatenate, (joined["entries"], joined["labels"])), classes
+        )
+        joined["entries"], joined["labels"], multiple = [entries], [flat], lists
     for name in joined:
         save(work / f"{name}.npy", np.concatenate(joined[name]))
         joined[name].clear()
     return multiple, left_out
+
+
+def _index_lists(
+    entries: np.ndarray, labels: np.ndarray, classes: int | None
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Returns entries and labels with class indices in place of rows of zeros and ones, and whether there are
+    lists."""
+    counts = entries["labels"].astype(np.int64)
+    unlabelled = np.zeros(len(entries), bool)
+    unlabelled[counts == 1] = labels[entries["first_label"][counts == 1].astype(np.int64)] == -1
+    unlabelled |= counts == 0
+    in_lists = ~np.repeat(unlabelled, counts)
+    if width := one_hot_width(counts[~unlabelled], labels[in_lists], classes):
+        counts[unlabelled] = 0
+        counts[~unlabelled], labels = from_one_hot(labels[in_lists], width)
+        entries["labels"], entries["first_label"] = counts, np.cumsum(counts) - counts
+        return entries, labels.astype(np.int32), bool((counts != 1).any())
+    check_lists(counts[~unlabelled], labels[in_lists], classes)
+    return entries, labels, True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,14 @@ import re
 import struct
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 
+from vit_jax.data.class_names import shortened
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.sources.folder import folders_in, read_file, walk
 from vit_jax.data.sources.folder_rules import (
@@ -87,6 +88,8 @@ class RawDataSet:
     label_key: str | None = None
     index_labels: bool = False  # Read the examples of a TFDS data set for their labels.
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)  # Files outside the units, by reason.
+    # Class numbers by a file's own, of files with other class names or in another order; -1: not a class.
+    numbers: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """A hash that changes when a file is added, goes or changes."""
@@ -95,6 +98,8 @@ class RawDataSet:
         for unit in self.units:
             digest.update(repr((*unit, times[unit.path])).encode())
         digest.update(repr((self.kind, self.class_names, self.label_key, self.index_labels)).encode())
+        if self.numbers:
+            digest.update(repr(sorted(self.numbers.items())).encode())
         return digest.hexdigest()
 
 
@@ -537,14 +542,32 @@ def _labels(value, rows: _Rows, where: str) -> tuple[int, ...]:
 
 
 def _find_parquet(root: Path, label_key: str | None) -> RawDataSet:
-    """Class names are in the schema's metadata."""
-    files = _files(root, ".parquet")
-    _, label, names = _columns(files[0], label_key) if files else (None, None, None)
-    return RawDataSet("parquet", root, [Unit(_split(file, root), str(file)) for file in files], names, label)
+    """Class names are in each file's schema; those of files with other names or order are matched."""
+    units = [Unit(_split(file, root), str(file)) for file in _files(root, ".parquet")]
+    if not units:
+        return RawDataSet("parquet", root, [])
+    _, label, _ = _columns(units[0].path, label_key)
+    own = {unit.path: _columns(unit.path, label)[2] for unit in units}
+    leading = [own[unit.path] for unit in units if unit.split == "train"] or list(own.values())
+    names = list(dict.fromkeys(itertools.chain.from_iterable(named for named in leading if named))) or None
+    if names and (unnamed := [path for path, named in own.items() if not named]):
+        raise UserError(
+            f"{unnamed[0]} has no class names in its schema, and other files have: {shortened(names)}; give "
+            "all files the same features (a ClassLabel), so that numbers mean the same"
+        )
+    if names is None and (named := [path for path, named in own.items() if named]):
+        raise UserError(f"{named[0]} has class names in its schema, and the training files have none")
+    for path, named in own.items():
+        if named and len(set(named)) < len(named):
+            raise UserError(f"{path} has two classes of one name: TFDS wants them distinct")
+    number = {name: label for label, name in enumerate(names or ())}
+    numbers = {path: tuple(number.get(name, -1) for name in named or ()) for path, named in own.items()}
+    others = {path: its for path, its in numbers.items() if own[path] != (names or None)}
+    return RawDataSet("parquet", root, units, names, label, numbers=others)
 
 
 def _columns(path: Path | str, label_key: str | None) -> tuple[str, str, list[str] | None]:
-    """The columns of image and label, and the class names."""
+    """The columns of image and label, and the class names, None where the schema has none."""
     with _reading(path):
         schema = _parquet(path).schema_arrow
         columns = schema.names
@@ -604,7 +627,7 @@ def _reading(path: Path | str) -> Iterator[None]:
 def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> None:
     """Also copies the images out, one behind the other, into `spool`: Parquet has no access by row."""
     image, label, _ = _columns(unit.path, source.label_key)
-    name = _relative(unit.path, source.root)
+    name, numbers = _relative(unit.path, source.root), source.numbers.get(unit.path)
     limit = max(MIN_BYTES, MOST_EXPANSION * os.path.getsize(unit.path))
     with spool.open("wb") as out, contextlib.closing(_rows_of(unit.path, image, label, limit)) as values:
         for value, classes in values:
@@ -617,6 +640,8 @@ def _scan_parquet(source: RawDataSet, unit: Unit, rows: _Rows, spool: Path) -> N
                 there = f", only its path {file!r}" if file else ""
                 raise UserError(f"{where} holds no image{there}")
             labels = _labels(-1 if classes is None else classes, rows, where)
+            if numbers is not None:
+                labels = _by_name(labels, numbers, where)
             rows.add(out.tell(), len(content), labels, file if isinstance(file, str) and file else key, key)
             out.write(content)
             if out.tell() + ROW_BYTES * len(rows) > limit:
@@ -640,6 +665,16 @@ def _too_large(path: str, limit: int) -> str:
         f"{path} holds more than {limit / 2**20:,.0f} MiB in {os.path.getsize(path):,} bytes: it is damaged, "
         "or made to fill memory"
     )
+
+
+def _by_name(labels: tuple[int, ...], numbers: tuple[int, ...], where: str) -> tuple[int, ...]:
+    """Class numbers of the data set, by those of a file whose names are others."""
+    for label in labels:
+        if label >= len(numbers):
+            raise UserError(f"{where}: the label {label} is outside the file's {len(numbers)} classes")
+        if label >= 0 and numbers[label] < 0:
+            raise UserError(f"{where}: its class is not among those of the training files")
+    return tuple(label if label < 0 else numbers[label] for label in labels)
 
 
 # A TFDS data set in TFRecord. A record is: length, CRC of that, data, CRC of that.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
-from vit_jax.data.sources.base import Source, Subset, lacking
+from vit_jax.data.sources.base import Source, Subset, check_labelled, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.options import SPLIT, Option, either, number, several, text, whole
@@ -82,6 +82,7 @@ def open_splits(config: ConfigDict, data: Mapping[str, Any] | None = None) -> Sp
         image_size=values.image_size,
         only=values.classes,
         labels=objective_of(config).labels,
+        each_labelled=objective_of(config).needs_a_label(config),
     )
     opened = partial(open_handed_in, data) if data is not None else partial(open_source, values.source)
     train = opened(values.train_split, **arguments)
@@ -93,7 +94,11 @@ def open_splits(config: ConfigDict, data: Mapping[str, Any] | None = None) -> Sp
             )
     named = dict(class_names=train.class_names, **arguments)
     dev = opened(values.dev_split, **named) if values.dev_split is not None else None
-    return Splits(train, dev, opened(values.test_split, **named))
+    splits = Splits(train, dev, opened(values.test_split, **named))
+    if arguments["each_labelled"]:
+        for name, source in splits.named.items():
+            check_labelled(source, SPOKEN[name])
+    return splits
 
 
 def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:

@@ -40,6 +40,11 @@ def open_source(kind: str, split: str, *, only: Sequence[str] | None = None, **o
     """
     asked = SourceOptions(**options)
     if only is not None:  # Which names the classes, in an order of its own.
+        if asked.weights:
+            raise UserError(
+                "data.weights and data.classes together are unsupported: images of some classes would not "
+                "come in these shares; give one of them"
+            )
         asked = asked._replace(class_names=None, labels=True, only=tuple(map(str, only)))
         return of_classes(_open(kind, split, asked), only)
     return _open(kind, split, asked if asked.labels else asked._replace(label_key=None))
@@ -70,7 +75,8 @@ def open_handed_in(
         num_classes=asked.num_classes,
         label_key=asked.label_key or "label",
     )
-    return sliced(source if only is None else of_classes(source, only), split)
+    part = sliced(source, split)
+    return part if only is None else of_classes(part, only)
 
 
 def _open(kind: str, split: str, options: SourceOptions) -> Source:

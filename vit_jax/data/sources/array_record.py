@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from vit_jax.data.sources.base import Example, Source
+import numpy as np
+
+from vit_jax.data.labels import check_lists, not_indices, one_hot_width
+from vit_jax.data.sources.base import Example, Source, spread
 from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import shuffled
 from vit_jax.errors import UserError
@@ -12,10 +15,16 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Records(Source):
-    """ArrayRecord files of tf.Examples; `read` takes what is wanted of one's features.
+    """ArrayRecord files of tf.Examples.
 
     Opening and unpickling import TFDS, `__getitem__` never does: two threads that import it at once may wait
     for each other for ever (etils' lazy modules before Python 3.12).
+
+    Attributes:
+      read: returns the image and the labels of an example's features.
+      max_labels: the most labels of an example.
+      each_labelled: an example without a label is an error.
+      one_hot: labels are one-hot or multi-hot rows, not lists of class indices.
     """
 
     name: str
@@ -23,6 +32,8 @@ class Records(Source):
     read: Callable[[Mapping], Example]
     class_names: tuple[str, ...]
     max_labels: int
+    each_labelled: bool = False
+    one_hot: bool = False
     _parse: Callable = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -37,18 +48,66 @@ class Records(Source):
         return len(self.records)
 
     def __getitem__(self, index):
-        try:
-            features = self._parse(self.records[index]).features.feature
-        except Exception as error:  # The C++ reader's, a protocol buffer's, or the file system's.
-            raise UserError(f"cannot read {self.describe(index)}: {first_line(error)}") from error
-        example = self.read(features)
-        for label in example.labels:
+        example = self._example(index)
+        labels = example.labels
+        if self.one_hot:
+            labels = self._indices(index, labels)
+        for label in labels:
             if not 0 <= label < len(self.class_names):
                 raise UserError(
                     f"{self.describe(index)} has the label {label}, outside the data set's "
                     f"{len(self.class_names)} classes"
                 )
-        return Example(example.image, example.labels[: self.max_labels])
+        if len(set(labels)) < len(labels):
+            if len(labels) == len(self.class_names):
+                raise UserError(f"{self.describe(index)}: {not_indices(labels, len(labels))}")
+            labels = tuple(dict.fromkeys(labels))
+        if not labels and self.each_labelled:
+            raise UserError(f"{self.describe(index)} has no label, and the objective needs one")
+        if len(labels) > self.max_labels and self.class_names:
+            raise UserError(
+                f"{self.describe(index)} has {len(labels)} labels; at most {self.max_labels} are supported"
+            )
+        return Example(example.image, labels)
+
+    def _example(self, index: int) -> Example:
+        try:
+            features = self._parse(self.records[index]).features.feature
+        except Exception as error:  # The C++ reader's, a protocol buffer's, or the file system's.
+            raise UserError(f"cannot read {self.describe(index)}: {first_line(error)}") from error
+        try:
+            return self.read(features)
+        except UserError as error:
+            raise UserError(f"{self.describe(index)}: {error}") from error
+
+    def _indices(self, index: int, row: tuple[int, ...]) -> tuple[int, ...]:
+        classes = len(self.class_names)
+        if len(row) != classes or not set(row) <= {0, 1}:
+            raise UserError(
+                f"{self.describe(index)}: other labels are rows of {classes} zeros and ones, and this one is "
+                f"{list(row[:8])}"
+            )
+        return tuple(label for label, is_set in enumerate(row) if is_set)
+
+    def checked(self, samples: int = 16) -> "Records":
+        """Returns the source with the form of its labels, as a few examples spread over it have it.
+
+        Raises:
+          UserError: one of these examples has no image, or a label of an unsupported kind, or none.
+        """
+        labels = [self._example(index).labels for index in spread(len(self), samples)]
+        labels = [label for label in labels if label]
+        counts, values = np.array([len(label) for label in labels]), np.array(sum(labels, ()))
+        one_hot = one_hot_width(counts, values, len(self.class_names)) is not None
+        if not one_hot:
+            try:
+                check_lists(counts, values, len(self.class_names))
+            except UserError as error:
+                raise UserError(f"{self.name}: {error}") from error
+        source = dataclasses.replace(self, one_hot=one_hot)
+        for index in spread(len(self), samples):
+            source[index]
+        return source
 
     def describe(self, index):
         return f"{self.name} example {index}"
@@ -58,16 +117,49 @@ class Records(Source):
 
 
 def image_and_labels(features: Mapping, label_key: str | None) -> Example:
-    """The encoded `image` of a tf.Example and its label or labels; none without a key."""
-    (image,) = features["image"].bytes_list.value
-    return Example(image, tuple(features[label_key].int64_list.value) if label_key else ())
+    """Returns the encoded `image` of a tf.Example and its label or labels; none without a key.
+
+    Raises:
+      UserError: the example lacks the image or the label, or these are of another type.
+    """
+    image = feature_values(features, "image", "bytes_list")
+    if len(image) != 1:
+        raise UserError(f"the feature 'image' has {len(image)} values, and must be one encoded image")
+    return Example(image[0], feature_values(features, label_key, "int64_list") if label_key else ())
 
 
-def array_records(path: str, label_key: str | None, num_classes: int | None) -> Records:
+KINDS = {"bytes_list": "text or bytes", "float_list": "floats", "int64_list": "integers"}
+
+
+def feature_values(features: Mapping, key: str, kind: str) -> tuple:
+    """Returns the values of a feature of a tf.Example; none where it is there and empty.
+
+    Args:
+      kind: `bytes_list`, `float_list` or `int64_list`.
+
+    Raises:
+      UserError: there is no such feature, or it is of another kind.
+    """
+    option = " (data.label_key)" if key != "image" else ""
+    if key not in features:
+        there = ", ".join(
+            f"{name} ({KINDS[features[name].WhichOneof('kind') or kind]})" for name in sorted(features)
+        )
+        raise UserError(f"there is no feature {key!r}{option}; there are: {there}")
+    stored = features[key].WhichOneof("kind")
+    if stored not in (None, kind):
+        raise UserError(f"the feature {key!r}{option} holds {KINDS[stored]}, and must hold {KINDS[kind]}")
+    return tuple(getattr(features[key], kind).value)
+
+
+def array_records(
+    path: str, label_key: str | None, num_classes: int | None, each_labelled: bool = False
+) -> Records:
     """ArrayRecord files without TFDS's description.
 
     Args:
       path: a pattern of files, `/data/train-*.array_record`, local or `gs://`.
+      each_labelled: an example without a label is an error.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from etils import epath
@@ -86,7 +178,8 @@ def array_records(path: str, label_key: str | None, num_classes: int | None) -> 
     except (RuntimeError, ValueError) as error:
         raise UserError(f"cannot read {path}: {first_line(error)}") from error
     read = partial(image_and_labels, label_key=label_key)
-    return Records(path, records, read, tuple(map(str, range(num_classes))), max_labels=16)
+    names = tuple(map(str, range(num_classes)))
+    return Records(path, records, read, names, 16, each_labelled and bool(names)).checked()
 
 
 def refuse_s3(path: str) -> None:
@@ -106,7 +199,9 @@ def first_line(error: Exception) -> str:
 ARRAY_RECORD = SourceKind(
     "array_record",
     "ArrayRecord files of tf.Examples",
-    lambda split, options: array_records(options.path, options.label_key, options.num_classes),
+    lambda split, options: array_records(
+        options.path, options.label_key, options.num_classes, options.each_labelled
+    ),
     path="a pattern of files, /data/train-*.array_record, local or gs://",
     stands_alone=False,  # The files do not say how many classes there are.
 )

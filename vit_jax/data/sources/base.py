@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.data.class_names import numbers_by_name
 from vit_jax.errors import UserError, nearest
 
 
@@ -102,6 +103,11 @@ def lacking(images: str, source: Source, most: int = 20) -> list[str]:
     return [f"note: no {images} images of {', '.join(empty[:most])}{more}"] if empty else []
 
 
+def spread(images: int, most: int) -> list[int]:
+    """Returns at most so many indices, spread evenly over all images, from the first to the last."""
+    return sorted({round(i * (images - 1) / (most - 1)) for i in range(most)})
+
+
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     """Short values by which two hosts, or two starts, see whether they read the same.
 
@@ -118,8 +124,7 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
             return b""
         return bytes(image) + repr(labels).encode()
 
-    known = source.known_labels()
-    chosen = sorted({round(i * (len(source) - 1) / (samples - 1)) for i in range(samples)})
+    known, chosen = source.known_labels(), spread(len(source), samples)
     return {
         "images": len(source),
         "classes": len(source.class_names),
@@ -195,8 +200,60 @@ class Renumbered(Source):
     def labels_of(self, index):
         return self._renumbered(self.source.labels_of(index))
 
+    def fair_order(self):
+        return self.source.fair_order()
+
+    def known_labels(self):
+        known = self.source.known_labels()
+        if known is None:
+            return None
+        numbers = np.full(len(self.source.class_names) + 1, -1, np.int32)  # The last one, for -1, stays.
+        numbers[list(self.number)] = list(self.number.values())
+        table = numbers[known]
+        return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
+
     def _renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.number[label] for label in labels if label in self.number)
+
+
+def renumbered(source: Source, class_names: Sequence[str], name: str) -> Source:
+    """Returns the source with the class numbers of `class_names`, matched by name.
+
+    Raises:
+      UserError: it has classes that are not among them.
+    """
+    table = source.known_labels()
+    used = range(len(source.class_names)) if table is None else np.unique(table[table >= 0]).tolist()
+    try:
+        number = numbers_by_name(source.class_names, class_names, used)
+    except UserError as error:
+        raise UserError(f"the {name} data have {error}") from error
+    if number is not None:
+        empty = set(source.empty_classes)
+        lacking = tuple(name for name in class_names if name in empty or name not in source.class_names)
+        return Renumbered(source, tuple(class_names), number, lacking)
+    if len(source.class_names) > len(class_names):
+        raise UserError(
+            f"the {name} data have {len(source.class_names):,} classes, and the training data "
+            f"{len(class_names):,}"
+        )
+    return source
+
+
+def check_labelled(source: Source, name: str) -> None:
+    """Raises UserError where an example has no label: of all where labels are known, else of a few."""
+    table = source.known_labels()
+    if table is None:
+        for index in spread(len(source), 16):
+            if not source.labels_of(index):
+                raise UserError(
+                    f"{source.describe(index)} ({name}) has no label, and the objective needs one"
+                )
+    elif len(lacking := np.flatnonzero((table < 0).all(axis=1))):
+        raise UserError(
+            f"{len(lacking):,} of {len(table):,} {name} images have no label, which the objective needs; the "
+            f"first is {source.describe(int(lacking[0]))}"
+        )
 
 
 def of_classes(source: Source, names: Sequence[str]) -> Renumbered:

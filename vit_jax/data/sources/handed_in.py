@@ -4,12 +4,14 @@ import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.class_names import numbers_by_name
+from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
+from vit_jax.data.sources.base import Example, Source, renumbered, spread
 from vit_jax.data.sources.folder import read_file
 from vit_jax.data.sources.kind import SourceKind, SourceOptions
 from vit_jax.data.sources.slices import stratified
@@ -30,6 +32,7 @@ class HandedIn(Source):
     class_names: tuple[str, ...]
     max_labels: int = 1
     labels: np.ndarray | None = None  # int32 [images, max_labels], padded with -1, where they are known.
+    read_label: "LabelReader | None" = None  # Reads the label of an item, where items have one.
 
     def __len__(self):
         return len(self.data)
@@ -62,13 +65,48 @@ class HandedIn(Source):
         return stratified(self.labels[:, 0].tolist(), [str(index) for index in range(len(self))])
 
     def _checked(self, index: int, label: Any) -> tuple[int, ...]:
-        if not self.class_names:
+        """The labels of an example; raises UserError where its item has others."""
+        if self.labels is None:
             return ()
-        labels = self.labels_of(index) if self.labels is not None else as_labels(label, self.class_names)
-        for number in labels:
-            if not 0 <= number < len(self.class_names):
-                raise UserError(f"label {number} is outside the {len(self.class_names)} classes")
-        return labels
+        known = self.labels_of(index)
+        if self.read_label and (read := self.read_label(label)) != known:
+            raise UserError(
+                f"its label is now {list(read)}, and was {list(known)} when the data were opened (in a "
+                "column, .targets, or the item itself); hand in data that give the same each time"
+            )
+        return known
+
+
+class LabelReader(NamedTuple):
+    """Reads labels as class indices.
+
+    Attributes:
+      names: class names that texts are of.
+      width: of one-hot or multi-hot labels; None: labels are class indices or lists of them.
+      numbers: indices by the data set's own, where these are others.
+    """
+
+    names: dict[str, int]
+    width: int | None = None
+    numbers: dict[int, int] | None = None
+
+    def __call__(self, label: Any) -> tuple[int, ...]:
+        """Raises UserError where a label is of another form, or of no class."""
+        row = label_values(label)
+        if self.width and row:
+            if len(row) != self.width or not set(row) <= {0, 1}:
+                raise UserError(
+                    f"the label {row[:8]} is no row of {self.width} zeros and ones, as others are"
+                )
+            row = [index for index, is_set in enumerate(row) if is_set]
+        if any(isinstance(value, str) for value in row):
+            for value in row:
+                if value not in self.names:
+                    raise UserError(f"there is no class {value!r}; {nearest(str(value), self.names)}")
+            row = [self.names[value] for value in row]
+        elif self.numbers is not None:
+            row = [self.numbers.get(value, value) for value in row if value != -1]
+        return tuple(dict.fromkeys(value for value in row if value != -1))
 
 
 def handed_in(
@@ -86,11 +124,12 @@ def handed_in(
       data: a pair of images and labels, or images alone; a `datasets.Dataset`; a torch `Dataset`; anything
         with `len(data)` whose items are an image, a pair, or a mapping; or a `Source`. Images are NumPy
         arrays uint8 or floats in [0, 1], `[height, width]` or `[height, width, channels]`, torch tensors with
-        channels first, PIL images, encoded bytes or paths. Labels are numbers or names of classes, or lists
-        of such.
+        channels first, PIL images, encoded bytes or paths. Labels are numbers or names of classes, lists of
+        such, or one-hot or multi-hot rows.
       name: what errors call it, such as "training".
       labels: they are needed; otherwise they are not looked at.
-      class_names: of all classes; None: those that the data set says, else the labels themselves.
+      class_names: those of the training data, to which other names are matched; None: the data set's own,
+        else the labels themselves.
       num_classes: how many there are, for a data set that does not say it.
       label_key: the column or key that holds the label, where an item is a mapping.
 
@@ -98,7 +137,7 @@ def handed_in(
       UserError: it is no such data set, is empty, has no labels, or gives another image each time.
     """
     if isinstance(data, Source):
-        return data
+        return data if class_names is None else renumbered(data, class_names, name)
     if isinstance(data, Mapping):
         raise UserError(
             f"the {name} data are a {type(data).__name__} of {', '.join(map(str, data))}: hand in one"
@@ -154,24 +193,30 @@ def as_image(value: Any) -> bytes | np.ndarray:
     return _as_pixels(value)
 
 
-def as_labels(value: Any, class_names: Sequence[str]) -> tuple[int, ...]:
-    """Class indices of a label: a number, the name of a class, or a list of such.
+def label_values(value: Any) -> list[int] | list[str]:
+    """Returns the values of a label: whole numbers, or names of classes.
 
     Raises:
-      UserError: it is neither, or there is no such class.
+      UserError: it is neither, nor a list of such.
     """
-    if isinstance(value, str):
-        if value not in class_names:
-            raise UserError(f"there is no class {value!r}; {nearest(value, class_names)}")
-        return (class_names.index(value),)
+    if isinstance(value, int):
+        return [int(value)]
     if value is None:
         raise UserError("it has no label")
-    value = np.asarray(value)
-    if value.dtype.kind in "US":
-        return tuple(label for name in value.ravel().tolist() for label in as_labels(name, class_names))
-    if value.dtype.kind not in "iub" or value.ndim > 1:
-        raise UserError(f"a label is {value.tolist()!r}, and not a number or a name of a class")
-    return tuple(label for label in value.ravel().tolist() if label != -1)
+    values = np.asarray(
+        value if isinstance(value, str) or not hasattr(value, "detach") else value.detach().cpu()
+    )
+    if values.ndim > 1:
+        raise UserError(f"the label {values.tolist()!r} is neither a number nor a list of numbers")
+    if values.dtype.kind in "UO" and all(isinstance(name, str) for name in values.ravel().tolist()):
+        return [str(name) for name in values.ravel().tolist()]
+    if values.dtype.kind == "f" and values.ndim and np.isin(values, (0, 1)).all():
+        values = values.astype(np.int64)  # One-hot, as loss functions take it.
+    if values.size and values.dtype.kind not in "iub":
+        soft = values.ndim and values.dtype.kind == "f"
+        hint = "probabilities are not supported: labels.argmax(-1)" if soft else "give whole numbers or texts"
+        raise UserError(f"the label {values.tolist()!r} is not a number or a name of a class ({hint})")
+    return values.astype(np.int64).ravel().tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +312,13 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
         for said in (getattr(data, "class_names", None), getattr(data, "classes", None)):
             if said is not None and not callable(said) and len(said):
                 return tuple(map(str, said))
+        if parts := [_class_names(part, split) for part in getattr(data, "datasets", None) or ()]:
+            if any(part != parts[0] for part in parts):  # Of a torch `ConcatDataset`.
+                raise UserError(
+                    "the parts of the data have different class names: hand in labels of texts, or parts "
+                    "with the same classes"
+                )
+            return parts[0]
         data = getattr(data, "dataset", None)  # Of a torch `Subset`.
     return None
 
@@ -274,37 +326,120 @@ def _class_names(data: Any, split: Callable) -> tuple[str, ...] | None:
 def _labelled(
     source: HandedIn, given: Any, class_names: Sequence[str] | None, num_classes: int | None, name: str
 ) -> HandedIn:
-    """The source with its labels and the names of its classes."""
-    if given is None:
+    """The source with its labels and the names of its classes.
+
+    Args:
+      given: the labels of all examples; None: they are read.
+      class_names: of the training data, which decide the numbers.
+    """
+    items = given is None or (source.split is not _alone and _item_label(source, 0) is not None)
+    if given is None or (items and not _agree(source, given)):
         given = []
         for index in range(len(source)):  # No list of them: each example is read once.
-            try:
-                given.append(source.split(source.data[index])[1])
-            except Exception as error:
-                place = f"{source.describe(index)}: {type(error).__name__}: {error}"
-                raise UserError(f"cannot read the label of {place}") from error
-    given = [label.tolist() if hasattr(label, "tolist") else label for label in given]
-    names = class_names or _class_names(source.data, source.split)
-    texts = {part for label in given for part in (label if isinstance(label, list) else [label])}
-    if names is None and texts and all(isinstance(part, str) for part in texts):
-        names = sorted(texts)
-    known = tuple(names or ())
-    try:
-        rows = [as_labels(label, known) for label in given]
-    except UserError as error:
-        raise UserError(f"the {name} data: {error}") from error
-    most = max(map(len, rows), default=0)
-    if not most:
+            given.append(_item_label(source, index))
+    rows = []
+    for index, label in enumerate(given.tolist() if isinstance(given, np.ndarray) else given):
+        try:
+            rows.append(label_values(label))
+        except UserError as error:
+            raise UserError(f"the {name} data: example {index}: {error}") from error
+    texts = [isinstance(row[0], str) for row in rows if row]
+    if texts and any(texts) and not all(texts):
+        raise UserError(f"the {name} data have labels of both numbers and names of classes: give one kind")
+    own = _class_names(source.data, source.split)
+    if texts and texts[0]:
+        known = tuple(class_names or own or sorted({part for row in rows for part in row}))
+        reader = LabelReader({class_name: number for number, class_name in enumerate(known)})
+    else:
+        known, reader = _numbered(rows, own, class_names, num_classes, name)
+    table = _table(rows, reader, known, name)
+    return dataclasses.replace(
+        source,
+        class_names=known,
+        max_labels=table.shape[1],
+        labels=table,
+        read_label=reader if items else None,
+    )
+
+
+def _numbered(
+    rows: list[list[int]],
+    own: tuple[str, ...] | None,
+    class_names: Sequence[str] | None,
+    num_classes: int | None,
+    name: str,
+) -> tuple[tuple[str, ...], LabelReader]:
+    """The names of the classes that labels of numbers are of, and their reader."""
+    own = own or tuple(class_names or ())
+    labels = [row for row in ([value for value in row if value != -1] for row in rows) if row]
+    if not labels:
         raise UserError(f"the {name} data have no labels, which the objective needs")
-    highest, limit = max(map(max, filter(None, rows))), len(known) or MOST_CLASSES
-    if highest >= limit or min(map(min, filter(None, rows))) < 0:
-        raise UserError(f"the {name} data have a label outside the {limit:,} classes, from 0")
+    counts, values = np.array([len(row) for row in labels]), np.concatenate(labels)
+    width = one_hot_width(counts, values, len(own) or None)
+    if width is None:
+        try:
+            check_lists(counts, values, len(own) or None)
+        except UserError as error:
+            raise UserError(f"the {name} data: {error}") from error
+    limit = width or len(own) or MOST_CLASSES
+    if width is None and (values.max() >= limit or values.min() < 0):
+        wrong = values[(values >= limit) | (values < 0)][0]
+        raise UserError(f"the {name} data have a label {wrong}, outside the {limit:,} classes, from 0")
+    if not own:
+        own = tuple(map(str, range(max(num_classes or 0, width or int(values.max()) + 1))))
+    used = from_one_hot(values, width)[1] if width else values
+    try:
+        numbers = numbers_by_name(own, class_names or own, set(np.unique(used).tolist()))
+    except UserError as error:
+        raise UserError(f"the {name} data have {error}") from error
+    return tuple(class_names or own), LabelReader({}, width, numbers)
+
+
+def _table(rows: list, reader: LabelReader, class_names: tuple[str, ...], name: str) -> np.ndarray:
+    """Class indices of all examples, int32 `[images, max_labels]`, padded with -1."""
+    indices = []
+    for number, row in enumerate(rows):
+        try:
+            indices.append(reader(row))
+        except UserError as error:
+            raise UserError(f"the {name} data: example {number}: {error}") from error
+    counts = np.array([len(row) for row in indices])
+    if not (most := counts.max()):
+        raise UserError(f"the {name} data have no labels, which the objective needs")
+    values = np.concatenate([np.array(row, np.int64) for row in indices])
+    if values.max() >= len(class_names):
+        raise UserError(
+            f"the {name} data have a label {values.max()}, outside the {len(class_names):,} classes, from 0"
+        )
     table = np.full((len(rows), most), -1, np.int32)
-    for index, row in enumerate(rows):
-        table[index, : len(row)] = row
-    if not known:
-        known = tuple(map(str, range(max(num_classes or 0, highest + 1))))
-    return dataclasses.replace(source, class_names=known, max_labels=most, labels=table)
+    table[np.arange(most) < counts[:, None]] = values
+    return table
+
+
+def _agree(source: HandedIn, given: Any) -> bool:
+    """False where some items have other labels than those given, as where `__getitem__` changes `targets`."""
+    keys = [repr(np.asarray(_plain(label)).tolist()) for label in given]
+    seen: dict[str, int] = {}
+    for index, key in enumerate(keys):  # What changes a label is often a function of the label.
+        seen.setdefault(key, index)
+    for index in sorted({*list(seen.values())[:32], *spread(len(source), 16)}):
+        if repr(np.asarray(_plain(_item_label(source, index))).tolist()) != keys[index]:
+            return False
+    return True
+
+
+def _item_label(source: HandedIn, index: int) -> Any:
+    """The label that an item itself has, or None."""
+    try:
+        return source.split(source.data[index])[1]
+    except Exception as error:
+        place = f"{source.describe(index)}: {type(error).__name__}: {error}"
+        raise UserError(f"cannot read the label of {place}") from error
+
+
+def _plain(label: Any) -> Any:
+    """A label as a number, a text or a list of these, of a tensor, too."""
+    return label.tolist() if hasattr(label, "tolist") else label
 
 
 def _check_steady(source: HandedIn, name: str) -> None:

@@ -21,6 +21,7 @@ class SourceOptions(NamedTuple):
       image_size: pixels, for images that are made up.
       labels: they are needed; otherwise images without any are taken too.
       only: names of classes that the user has chosen, which settles what is a class.
+      each_labelled: an example without a label is an error, as for a softmax; else it is of no class.
     """
 
     path: str = ""
@@ -32,6 +33,7 @@ class SourceOptions(NamedTuple):
     image_size: int = 224
     labels: bool = True
     only: tuple[str, ...] = ()
+    each_labelled: bool = False
 
 
 def last_folder(path: str) -> str:

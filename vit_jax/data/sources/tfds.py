@@ -11,19 +11,27 @@ from vit_jax.data.sources.slices import absolute
 from vit_jax.errors import UserError, nearest
 
 
-def tfds_records(path: str, split: str, label_key: str | None) -> Records:
+def tfds_records(path: str, split: str, label_key: str | None, each_labelled: bool = False) -> Records:
     """A TFDS data set prepared as ArrayRecord, read without TensorFlow.
 
     Args:
       path: `name`, `name:data_dir`, or the folder with its files.
       split: may be sliced and joined as TFDS allows, and slices cut again.
+      each_labelled: an example without a label is an error.
     """
     import tensorflow_datasets as tfds
 
     builder = tfds_builder(path)
     feature = tfds_feature(builder, label_key or "image")
     multiple = label_key is not None and not isinstance(feature, tfds.features.ClassLabel)
-    labels = feature.feature if multiple else feature
+    labels = getattr(feature, "feature", feature)
+    if label_key is not None and not _is_class(feature):
+        classes = [name for name, kind in builder.info.features.items() if _is_class(kind)]
+        raise UserError(
+            f"the feature {label_key!r} (data.label_key) of {builder.info.full_name!r} is a "
+            f"{type(feature).__name__}, and must be a ClassLabel or a Sequence of such"
+            + (f"; there are: {', '.join(classes)}" if classes else "")
+        )
     # The widest label set is not in a data set's description: 16 holds JFT's with room to spare.
     return Records(
         f"{builder.info.full_name} {split}",
@@ -31,7 +39,14 @@ def tfds_records(path: str, split: str, label_key: str | None) -> Records:
         partial(image_and_labels, label_key=label_key),
         tuple(labels.names) if label_key else (),
         max_labels=16 if multiple else 1,
+        each_labelled=each_labelled and label_key is not None,
     )
+
+
+def _is_class(feature) -> bool:
+    import tensorflow_datasets as tfds
+
+    return isinstance(getattr(feature, "feature", feature), tfds.features.ClassLabel)
 
 
 def tfds_builder(path: str):
@@ -118,7 +133,7 @@ def _name_of(path: str) -> str:
 TFDS = SourceKind(
     "tfds",
     "a data set of TensorFlow Datasets, prepared as ArrayRecord",
-    lambda split, options: tfds_records(options.path, split, options.label_key),
+    lambda split, options: tfds_records(options.path, split, options.label_key, options.each_labelled),
     path="NAME or NAME:DATA_DIR of a prepared data set, or the folder that holds its files",
     reads_slices=True,
     name_of=_name_of,

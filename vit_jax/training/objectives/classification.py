@@ -63,6 +63,10 @@ class Classification(Objective):
         return False
 
     @classmethod
+    def needs_a_label(cls, config: ConfigDict) -> bool:
+        return config.loss.name == "softmax"  # To the others an image without a label is of no class.
+
+    @classmethod
     def make(cls, config: ConfigDict, model: nnx.Module, steps: int, rngs: nnx.Rngs) -> "Classification":
         if getattr(model, "distillation", "none") == "heads":
             raise UserError(

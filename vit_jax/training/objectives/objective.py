@@ -129,6 +129,11 @@ class Objective(nnx.Module):
         """Width of its model's head where it needs no labels; 0: it has none."""
         return 0
 
+    @classmethod
+    def needs_a_label(cls, config: ConfigDict) -> bool:
+        """True where every image must have a label; otherwise one without a label is of no class."""
+        return cls.labels
+
     @staticmethod
     def judged(config: ConfigDict) -> str | None:
         """Name of the memory that holds the parameters that are evaluated, and loaded as the run's model.

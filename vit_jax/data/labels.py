@@ -1,0 +1,56 @@
+"""Labels as class indices: index lists, and one-hot and multi-hot rows."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+
+def one_hot_width(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> int | None:
+    """Returns the width of one-hot or multi-hot labels, or None where labels are lists of class indices.
+
+    All rows of zeros and ones of one length are one-hot or multi-hot: an index list has no class twice, so it
+    has no three zeros and ones, and lists of two would give both classes to every image.
+
+    Args:
+      counts: length of each example's row, unlabelled examples excluded.
+      values: all rows, one after the other.
+      classes: number of classes, where it is known: a row has one entry for each.
+    """
+    width = int(counts[0]) if len(counts) else 0
+    if width < 2 or classes not in (None, width) or (counts != width).any():
+        return None
+    return width if np.isin(values, (0, 1)).all() else None
+
+
+def from_one_hot(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Converts one-hot or multi-hot rows to index lists: their lengths, and all indices in sequence."""
+    rows, indices = np.nonzero(values.reshape(-1, width))
+    return np.bincount(rows, minlength=len(values) // width), indices
+
+
+def check_lists(counts: np.ndarray, values: np.ndarray, classes: int | None = None) -> None:
+    """Raises UserError where labels look like a table with a column for each class, not like index lists.
+
+    Lists of one length have no class twice; in lists of many lengths an object may be named twice.
+
+    Args:
+      counts, values, classes: as of `one_hot_width`.
+    """
+    if not len(counts) or counts[0] < 2 or (counts != counts[0]).any():
+        return
+    table = np.sort(values.reshape(len(counts), -1), axis=1)
+    twice = np.flatnonzero((table[:, 1:] == table[:, :-1]).any(axis=1))
+    if len(twice):
+        raise not_indices(values.reshape(len(counts), -1)[twice[0]].tolist(), classes)
+
+
+def not_indices(label: Sequence[int], classes: int | None = None) -> UserError:
+    """Returns the error for a label that has a class twice."""
+    shown = ", ".join(map(str, label[:8])) + (", ..." if len(label) > 8 else "")
+    width = f"{classes} zeros and ones" if classes else "zeros and ones"
+    return UserError(
+        f"the label [{shown}] is neither a list of class indices, as it has one twice, nor a row of {width}, "
+        "one for each class"
+    )
