@@ -1,0 +1,107 @@
+"""Configs against the values of the authors' recipes, which `recipes.toml` cites line by line."""
+
+import ast
+import math
+import operator
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_config import load
+from vit_jax.config import check, leaves
+from vit_jax.models import parse_name
+from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES
+from vit_jax.training.objectives import beit, eva, fcmae, mae
+
+TABLE = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text())
+OPERATORS = {ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv}
+MASK_RATIOS = dict(
+    mae=mae.MASK_RATIO,
+    fcmae=fcmae.MASK_RATIO,
+    eva=eva.MASK_RATIO,
+    beit=beit.MASK_RATIO,
+    beitv2=beit.MASK_RATIO,
+)
+
+
+def by_config() -> dict[str, list[list]]:
+    """The rows of each config, by its name and argument."""
+    rows = defaultdict(list)
+    for recipe in TABLE["recipes"]:
+        for config in recipe["configs"]:
+            rows[config] += recipe["values"]
+    return rows
+
+
+RECIPES = by_config()
+
+
+def value_of(text: Any) -> Any:
+    """A value of the table: arithmetic is computed, lists are tuples, `None` is None."""
+    if isinstance(text, list):
+        return tuple(text)
+    if not isinstance(text, str) or not text[:1].isdigit():
+        return None if text == "None" else text
+
+    def compute(node: ast.expr) -> float:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Call) and node.func.id == "sqrt":
+            return math.sqrt(compute(node.args[0]))
+        return OPERATORS[type(node.op)](compute(node.left), compute(node.right))
+
+    return compute(ast.parse(text, mode="eval").body)
+
+
+def found_in(config, epoch: float) -> dict[str, Any]:
+    """A config's values by option, with those that the model's name implies, and its lengths in epochs."""
+    found = dict(leaves(config))
+    if config.model.name:
+        named = parse_name(config.model.name)[1]
+        found |= {f"model.{key}": value for key, value in named.items() if found.get(f"model.{key}") is None}
+    values = config.objective
+    steps = dict(warmup_epochs=config.optimizer.warmup_steps, frozen_epochs=values.frozen_prototype_steps)
+    steps |= dict(temperature_epochs=values.teacher_temperature_steps)
+    found |= {name: count / epoch for name, count in steps.items()}
+    found["epochs"] = config.epochs or config.steps / epoch
+    if values.name in MASK_RATIOS:
+        found["mask_ratio"] = values.mask_ratio or MASK_RATIOS[values.name]
+        patches = (config.data.image_size // (found.get("model.patch_size") or 32)) ** 2
+        found["masked_patches"] = round(found["mask_ratio"] * patches)
+    if values.name == "beitv2":
+        found["early_layers"] = values.aggregate_from or found["model.depth"] - 3
+    return found
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_config_has_the_values_of_its_authors(name):
+    file, _, argument = name.partition(":")
+    config = load(file, argument)
+    check(config)
+    images = IMAGENET_21K_IMAGES if "21k" in (config.data.path or "") else IMAGENET_IMAGES
+    epoch = TABLE["epochs"].get(name, images / config.batch_size)
+    found = found_in(config, epoch)
+    for option, text, line, part in RECIPES[name]:
+        expected, value = value_of(text), found[option]
+        if isinstance(expected, str | bool | None):
+            same = value == expected
+        elif isinstance(expected, tuple):
+            same = tuple(value) == pytest.approx(expected)
+        else:
+            # Epochs are rounded to steps; what is off is 0 or None.
+            close = 2 / epoch / expected if option.endswith("epochs") and expected else 1e-6
+            same = (value or 0) == pytest.approx(expected, rel=close, abs=1e-12)
+        assert same, f"{option}: {value} here, {expected} in {line}: {part}"
+
+
+def test_every_recipe_that_has_authors_code_is_in_the_table():
+    """Other configs are those of the paper, which has tables and no code, of BiT, and our own."""
+    others = {"bit_", "vit_", "r50_"}
+    others |= {"composed", "dino_digits", "dvae", "finetune", "finetune_elpv", "masked_patch_b16"}
+    others |= {"quickstart"}
+    configs = {path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py")}
+    own = {name for name in configs if name in others or name[:4] in others} - {"vit_s16_i1k"}
+    assert configs - own == {name.partition(":")[0] for name in RECIPES}
