@@ -1,6 +1,7 @@
 """The reports of runs: of one, and of several beside each other."""
 
 import base64
+import hashlib
 import io
 import json
 import math
@@ -17,6 +18,7 @@ from vit_jax.runs.comparison_page import comparison_page, sign_test
 from vit_jax.runs.predictions import Predictions, by_class, calibration, confused
 from vit_jax.runs.run_page import read_run, run_page, write_report
 from vit_jax.runs.workdir import make_manifest
+from vit_jax.serving.drop_page import drop_page
 
 ROWS = [
     {"step": 50, "train/loss": 2.0, "train/accuracy": 0.3, "train/learning_rate": 1e-3},
@@ -74,6 +76,31 @@ def test_report_needs_nothing_from_outside(report):
     references = re.findall(r'(?:src|href)="([^"]+)"', report(found=said()))
     assert len(references) > 4
     assert all(reference.startswith(("data:", "#")) for reference in references)
+
+
+def test_a_script_in_a_picture_of_the_workdir_is_no_script_of_the_page(workdir):
+    folder = workdir()
+    (folder / "seen").mkdir()
+    (folder / "seen" / "distance.svg").write_text("<svg onload='a()'><script>alert(1)</script></svg>")
+    text = run_page(read_run(folder))
+    assert "<script" not in text and "onload" not in text
+    assert 'src="data:image/svg+xml;base64,' in text
+
+
+def test_pages_forbid_scripts_but_their_own_before_anything_else_is_read(report):
+    start = '<head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="'
+    policy = report().partition(start)[2].partition('"')[0]
+    assert "default-src 'none';" in policy and "script-src" not in policy
+    text = drop_page("A", "b", heat=True, folder="")
+    policy = text.partition(start)[2].partition('"')[0]
+    (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+
+
+def test_dollars_in_a_name_are_dollars(report):
+    text = report(rows=[*ROWS, {"step": 100, "knn/$\\frac$/20": 0.5}])
+    assert ">$\\frac$/20<" in text
 
 
 @pytest.mark.parametrize(

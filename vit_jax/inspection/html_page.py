@@ -1,6 +1,7 @@
 """The one writer of HTML: a page that needs nothing from outside, with sections of figures."""
 
 import base64
+import hashlib
 import html
 import secrets
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,8 @@ th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: no
 .curves figure, .pictures figure { border: 1px solid var(--line); border-radius: 6px; margin: 0; }
 .curves figure, .pictures figure { padding: .4rem; min-width: 0; }
 .curves svg, .curves img, .pictures svg, .pictures img { width: 100%; height: auto; display: block; }
-.curves img { background: #fff; } .curves figcaption, .pictures figcaption { font-size: .85rem; }
+.curves img, img[src^="data:image/svg"] { background: #fff; }
+.curves figcaption, .pictures figcaption { font-size: .85rem; }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.2rem, 1fr)); gap: .7rem; }
 .samples figure { margin: 0; font-size: .8rem; line-height: 1.35; overflow-wrap: anywhere; }
 .samples img { width: 100%; border-radius: 4px; display: block; }
@@ -66,11 +68,29 @@ class Section(NamedTuple):
     kind: str = "curves"  # Figures side by side, larger ones as `pictures`, or `samples`: small ones.
 
 
-def page(title: str, sections: Iterable[Section], refresh: int | None = None) -> str:
+def policy(script: str = "") -> str:
+    """The Content-Security-Policy of a page: it shows its own images, loads nothing and runs no script.
+
+    Args:
+      script: one that it runs, and that may send requests to the page's own server.
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    runs = f"script-src 'sha256-{digest}'; connect-src 'self'; " if script else ""
+    shows = "img-src data:; style-src 'unsafe-inline'; "
+    return f"default-src 'none'; {runs}{shows}base-uri 'none'; form-action 'none'"
+
+
+def policy_tag(script: str = "") -> str:
+    """The tag that gives a page its `policy`, before all else that the page loads."""
+    return f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">'
+
+
+def page(title: str, sections: Iterable[Section], refresh: int | None = None, script: str = "") -> str:
     """A page as HTML.
 
     Args:
       refresh: seconds after which it loads itself anew; None: it stays.
+      script: JavaScript that runs when the page is there.
     """
     title = html.escape(title)
     body = "\n".join(
@@ -79,12 +99,14 @@ def page(title: str, sections: Iterable[Section], refresh: int | None = None) ->
         for heading, content, kind in sections
         if content
     )
+    runs = f"<script>{script}</script>" if script else ""
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{again}
+<html lang="en"><head><meta charset="utf-8">{policy_tag(script)}{again}
+<meta name="viewport" content="width=device-width">
 {MARK}<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>
 <h1>{title}</h1>
-{body}
+{body}{runs}
 </body></html>
 """
 

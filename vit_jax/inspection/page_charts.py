@@ -21,6 +21,7 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
     settings = dict.fromkeys(inked, INK) | {"axes.prop_cycle": cycler(color=COLOURS)}
     settings |= {"svg.fonttype": "none", "svg.hashsalt": about, "font.size": 9, "font.family": "sans-serif"}
+    settings["text.parse_math"] = False  # A run or a class may have dollars in its name.
     with rc_context(settings):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
         axes = figure.add_subplot(facecolor="none")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vit_jax.inspection.html_page import Section, picture, write_page
+from vit_jax.inspection.html_page import Section, inline, picture, write_page
 from vit_jax.progress import duration
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def write_progress(path: Path, title: str, study: "Study", pictures: Sequence[st
         f", {failed} failed" * bool(failed)
     )
     counts += f"; about {duration(study.left)} left of the stage that is under way" if study.left else ""
-    version = max((file.stat().st_mtime_ns for file in study.out.glob("*.png")), default=0)
+    drawn = {name: path.with_name(name).read_bytes() for name in pictures}
     write_page(
         path,
         title,
         [
             Section("", f"<p>{counts}.</p>", ""),
-            Section("Results so far", "".join(picture(name, f"{name}?{version}") for name in pictures)),
+            Section("Results so far", "".join(picture(name, inline(png)) for name, png in drawn.items())),
             Section("Runs", f"<table>{rows}</table>", ""),
         ],
         REFRESH_SECONDS,

@@ -22,6 +22,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.decode import Unreadable, decode
+from vit_jax.inspection.html_page import policy_tag
 
 DISTANCE = 8  # Bits: see `find`.
 NO_FINGERPRINT = np.uint64(0)  # An image's that is too flat for its bits to mean anything.
@@ -218,7 +219,8 @@ def write_report(
     hit = len({row.reference for row in rows})
     share = len(rows) / examples if examples else 0
     text = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="en"><head><meta charset="utf-8">{policy_tag()}
+<meta name="viewport" content="width=device-width">
 <title>Near-duplicates removed</title><style>{STYLE}</style></head><body>
 <h1>{len(rows):,} of {examples:,} training examples removed</h1>
 <p>{share:.2%}, near-duplicates of {hit:,} of the {references:,} references. All are in removed.csv.</p>

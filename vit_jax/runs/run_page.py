@@ -249,12 +249,11 @@ def _answers(run: RunFiles) -> list[Section]:
 
 def _seen(folder: Path) -> str:
     """The run's pictures of what its model sees of test images."""
-    found = {name: folder / name for name in SEEN if (folder / name).is_file()}
+    kinds = {".png": "png", ".svg": "svg+xml"}  # As images: a script in an SVG does not run then.
     return "".join(
-        picture(SEEN[name], inline(file.read_bytes()))
-        if file.suffix == ".png"
-        else f"<figure>{file.read_text()}<figcaption>{html.escape(SEEN[name])}</figcaption></figure>"
-        for name, file in found.items()
+        picture(caption, inline(file.read_bytes(), kinds[file.suffix]))
+        for name, caption in SEEN.items()
+        if (file := folder / name).is_file()
     )
 
 

@@ -38,7 +38,7 @@ BUTTONS = """<fieldset><div>
 <label><input type="radio" name="view" id="heat" checked>rollout</label>
 <label><input type="radio" name="view">image</label></div></fieldset>"""
 
-SCRIPT = """<script>
+SCRIPT = """
 const what = WHAT, at = id => document.getElementById(id), drop = at("drop"), said = at("said");
 let newest = 0;
 
@@ -115,7 +115,7 @@ document.ondrop = event => {
   first(event.dataTransfer.files);
 };
 document.onpaste = event => first(event.clipboardData.files);
-</script>"""
+"""
 
 NEAREST = 8
 
@@ -131,4 +131,4 @@ def drop_page(title: str, about: str, heat: bool, folder: str) -> str:
     asked = ["seen=1", *["heat=1"] * heat, *[f"neighbours={NEAREST}"] * bool(folder)]
     body = BODY.format(buttons=BUTTONS if heat else "", folder=html.escape(folder))
     script = SCRIPT.replace("WHAT", json.dumps("&".join(asked)))
-    return page(title, [Section("", note(about) + STYLE + body + script, "")])
+    return page(title, [Section("", note(about) + STYLE + body, "")], script=script)
