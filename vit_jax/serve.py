@@ -27,6 +27,11 @@ PORT = flags.DEFINE_integer(
 HOST = flags.DEFINE_string(
     "host", "127.0.0.1", "Address to listen on; 0.0.0.0: all of this machine's, for everybody who reaches it."
 )
+HOSTS = flags.DEFINE_list(
+    "hosts",
+    [],
+    "Further names by which clients address it, besides localhost, addresses and this machine's; *: any.",
+)
 NEIGHBOURS = flags.DEFINE_string("neighbours", None, "A folder whose nearest images are shown.")
 TOP = flags.DEFINE_integer(
     "top", None, "Most classes named of each image; by default 5, or all with --threshold.", lower_bound=1
@@ -48,7 +53,9 @@ BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Images computed at once, at
 THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=1)
 QUEUE = flags.DEFINE_integer("queue", 64, "Images that may wait; more are refused (503).", lower_bound=1)
 MAX_MB = flags.DEFINE_float("max_mb", 20, "Millions of bytes of a request.", lower_bound=1e-3)
-MAX_MEGAPIXELS = flags.DEFINE_float("max_megapixels", 64, "Millions of pixels of an image.", lower_bound=1e-3)
+MAX_MEGAPIXELS = flags.DEFINE_float(
+    "max_megapixels", 64, "Millions of pixels of a request's images.", lower_bound=1e-3
+)
 TIMEOUT = flags.DEFINE_float("timeout", 30, "Seconds from a request to its answer.", lower_bound=0.1)
 CONNECTIONS = flags.DEFINE_integer("connections", 256, "Connections that may be open.", lower_bound=1)
 MOST_NAMED = 5  # Classes of each image, where neither --top nor --threshold is given.
@@ -151,6 +158,7 @@ def make_service(checkpoint: str):
         ),
         most=QUEUE.value,
         threads=THREADS.value,
+        hosts=[HOST.value, *HOSTS.value],
     )
     return service, metrics
 

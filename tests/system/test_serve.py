@@ -191,13 +191,13 @@ def test_what_is_no_image_is_refused_in_one_line(server, what):
     assert words in json.loads(text)["error"] and "\n" not in text
 
 
-def test_more_than_may_wait_are_told_to_come_again(server):
+def test_more_than_have_a_place_wait_or_are_told_to_come_again(server):
     image = base64.b64encode(encoded(Image.fromarray(NOISE), "PNG")).decode()
     body = json.dumps({"images": [image] * 2})
     with ThreadPoolExecutor(16) as pool:
         asked = [pool.submit(server.ask, "/predict", body, **JSON) for _ in range(48)]
         answers = [each.result() for each in asked]
-    assert {status for status, _, _ in answers} == {200, 503}
+    assert {status for status, _, _ in answers} <= {200, 503}
     for status, headers, text in answers:
         assert headers["Retry-After"] == "1" if status == 503 else len(json.loads(text)["results"]) == 2
 
@@ -205,7 +205,7 @@ def test_more_than_may_wait_are_told_to_come_again(server):
 def test_slow_clients_are_ended_and_others_served_meanwhile(server, folder):
     with server.connect() as head, server.connect() as body:
         head.sendall(b"POST /predict HT")
-        body.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nsome")
+        body.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nsome")
         assert server.predict((folder / "2.png").read_bytes())
         with contextlib.suppress(ConnectionResetError):
             assert head.recv(1000) == b""
@@ -226,7 +226,8 @@ def test_connections_above_the_limit_are_refused_and_later_ones_served(server, f
 
 def test_page_needs_nothing_from_outside_and_asks_what_the_server_answers(server, folder):
     status, headers, text = server.ask("/")
-    assert status == 200 and headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert status == 200 and headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    assert 'http-equiv="Content-Security-Policy" content="default-src' in text
     assert not re.search(r"""(src|href)=["'](?!data:)|https?://|@import|url\(""", text)
     (query,) = re.findall(r'const what = "([^"]+)"', text)
     answer = server.predict((folder / "2.png").read_bytes(), f"?{query}")
@@ -264,7 +265,7 @@ def test_termination_finishes_what_is_under_way(run, finished, folder, tmp_path)
     server = Server(run, tmp_path, finished, *SMALL)
     image = (folder / "2.png").read_bytes()
     with contextlib.closing(server), server.connect() as begun, server.connect():
-        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(image)}\r\n\r\n"
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(image)}\r\n\r\n"
         begun.sendall(head.encode() + image[:100])
         server.ask("/health")  # What came before is read then.
         server.process.send_signal(signal.SIGTERM)

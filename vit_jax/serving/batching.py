@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from vit_jax.serving.engine import Engine, Look
 from vit_jax.serving.metrics import Metrics
+
+PATIENCE = 1.0  # Seconds for which a request waits for places: to refuse it costs as much as to answer it.
 
 
 class Busy(Exception):
@@ -20,32 +22,41 @@ class Batcher:
 
     Args:
       most: images that may have a place, from when their bytes are there until they are answered.
+      most_pixels: of these images together.
 
     Attributes:
       waiting: images that have a place.
     """
 
-    def __init__(self, engine: Engine, most: int, metrics: Metrics):
-        self._engine, self._most, self._metrics = engine, most, metrics
+    def __init__(self, engine: Engine, most: int, most_pixels: int, metrics: Metrics):
+        self._engine, self._most, self._most_pixels, self._metrics = engine, most, most_pixels, metrics
+        self._first, self._freed = asyncio.Lock(), asyncio.Event()
+        self._pixels = 0
         self._device = ThreadPoolExecutor(1, "device")  # One thing at a time, in the order of coming.
         self._queue: asyncio.Queue[tuple[np.ndarray, asyncio.Future]] = asyncio.Queue()
         self.waiting = 0
         metrics.waiting.set_function(lambda: self.waiting)
 
-    @contextlib.contextmanager
-    def places(self, images: int) -> Iterator[None]:
-        """The context in which so many images have a place.
+    @contextlib.asynccontextmanager
+    async def places(self, images: int, pixels: int) -> AsyncIterator[None]:
+        """The context in which so many images have a place; places are given in the order of coming.
 
         Raises:
-          Busy: there are not so many.
+          Busy: there were not so many for `PATIENCE` seconds.
         """
-        if self.waiting + images > self._most:
-            raise Busy
-        self.waiting += images
+        try:
+            async with asyncio.timeout(PATIENCE), self._first:
+                while self.waiting + images > self._most or self._pixels + pixels > self._most_pixels:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self.waiting, self._pixels = self.waiting + images, self._pixels + pixels
+        except TimeoutError:
+            raise Busy from None
         try:
             yield
         finally:
-            self.waiting -= images
+            self.waiting, self._pixels = self.waiting - images, self._pixels - pixels
+            self._freed.set()
 
     async def classify(self, image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities and classes of an image, the likeliest first."""

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,14 +14,17 @@ import numpy as np
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vit_jax.data.decode import FORMATS, Unreadable
 from vit_jax.inspection.viewer import heat_address, image_address
 from vit_jax.serving.batching import Batcher, Busy
 from vit_jax.serving.engine import Engine
+from vit_jax.serving.hosts import is_ours
 from vit_jax.serving.metrics import Metrics
 from vit_jax.serving.neighbours import Neighbours
 
@@ -29,11 +32,10 @@ MOST_NEIGHBOURS = 24
 MOST_HELD = 1 << 29  # Bytes of all uploads under way.
 AGAIN = {"Retry-After": "1"}
 ASKED = ("images", "heat", "neighbours", "seen")
-# The page is the only thing that its own script and style may speak to.
-POLICY = (
-    "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+MOST_SYNTAX = 10_000  # Characters of JSON beside its strings and numbers.
+WORDS = bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
+# Of all answers; the page itself contains what else it may do (`html_page.policy`).
+HEADERS = ((b"content-security-policy", b"frame-ancestors 'none'"), (b"x-content-type-options", b"nosniff"))
 
 
 class Limits(NamedTuple):
@@ -41,7 +43,7 @@ class Limits(NamedTuple):
 
     Attributes:
       upload: bytes.
-      pixels: of an image.
+      pixels: of all its images together.
       seconds: from its first line to its answer.
     """
 
@@ -85,6 +87,7 @@ class Service:
       page: the HTML of /.
       most: images that may wait.
       threads: that decode images.
+      hosts: further names of the server, see `is_ours`.
     """
 
     def __init__(
@@ -97,11 +100,16 @@ class Service:
         page: str,
         most: int,
         threads: int,
+        hosts: Collection[str] = (),
     ):
         self._engine, self._neighbours, self._limits = engine, neighbours, limits
-        self._metrics, self._about, self._page = metrics, about, page
-        self._batcher = Batcher(engine, most, metrics)
+        self._metrics, self._about, self._page, self._hosts = metrics, about, page, hosts
+        self._batcher = Batcher(engine, most, 4 * limits.pixels, metrics)
         self._decoders = ThreadPoolExecutor(threads, "decode")
+        self._large, self._one_large = (
+            limits.pixels // threads,
+            asyncio.Lock(),
+        )  # One at a time, for the memory.
         self._held = 0  # Bytes of uploads.
         self._running: asyncio.Task | None = None
 
@@ -114,6 +122,7 @@ class Service:
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
             ],
+            middleware=[Middleware(_Guard, hosts=self._hosts)],
             exception_handlers={HTTPException: _as_json},
             lifespan=self._lifespan,
         )
@@ -126,7 +135,7 @@ class Service:
 
     async def front(self, request: Request) -> Response:
         """The page."""
-        return HTMLResponse(self._page, headers={"Content-Security-Policy": POLICY})
+        return HTMLResponse(self._page)
 
     async def health(self, request: Request) -> Response:
         """The model, and that it answers; 503 where nothing computes any more."""
@@ -165,11 +174,11 @@ class Service:
             async with asyncio.timeout(self._limits.seconds):
                 await self._read(request, body)
                 whole = True
-                asked, single = self._asked(request, bytes(body))
-                with self._batcher.places(len(asked.images)):
-                    places = range(1, len(asked.images) + 1)
+                asked, single, pixels = await self._in_thread(self._measured, request, bytes(body))
+                async with self._batcher.places(len(pixels), sum(pixels)):
                     answers = [
-                        self._of_image(*each, asked) for each in zip(asked.images, places, strict=True)
+                        self._of_image(*each, asked)
+                        for each in zip(asked.images, pixels, range(1, len(pixels) + 1), strict=True)
                     ]
                     results = await asyncio.gather(*answers)
                 return results[0] if single else {"results": results}
@@ -202,6 +211,11 @@ class Service:
         if not body:
             raise Refused(400, "the request has no body; send an image: curl --data-binary @photo.jpg")
 
+    def _measured(self, request: Request, body: bytes) -> tuple[Asked, bool, list[int]]:
+        """The result of `_asked`, and the number of pixels of each image."""
+        asked, single = self._asked(request, body)
+        return asked, single, self._pixels(asked.images)
+
     def _asked(self, request: Request, body: bytes) -> tuple[Asked, bool]:
         """The questions of a request, and whether its body is an image, not JSON."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -211,6 +225,8 @@ class Service:
             query = {key: _number(value) for key, value in request.query_params.items()}
             return self._checked(query, [body]), True
         try:
+            if len(body.translate(None, WORDS)) > MOST_SYNTAX:  # Millions of small values take seconds.
+                raise ValueError
             said = json.loads(body)
             if not isinstance(said, dict) or not isinstance(said.get("images"), list):
                 raise ValueError
@@ -238,14 +254,15 @@ class Service:
             raise Refused(400, "there are no neighbours: the server was started without --neighbours=FOLDER")
         return asked
 
-    async def _of_image(self, image: bytes, number: int, asked: Asked) -> dict[str, Any]:
+    async def _of_image(self, image: bytes, size: int, number: int, asked: Asked) -> dict[str, Any]:
         """The answer to one of the images.
 
         Args:
+          size: its pixels.
           number: its place in the request, from 1.
         """
-        where = f"image {number}: " if len(asked.images) > 1 else ""
-        pixels = await self._in_thread(self._decode, image, where)
+        async with self._one_large if size > self._large else contextlib.nullcontext():
+            pixels = await self._in_thread(self._decode, image, _where(number, asked.images))
         chances, found = await self._batcher.classify(pixels)
         names = self._engine.classifier.class_names
         answer: dict[str, Any] = {
@@ -269,27 +286,71 @@ class Service:
     async def _in_thread(self, function, *arguments):
         return await asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
 
+    def _pixels(self, images: list[bytes]) -> list[int]:
+        """The number of pixels of each image, by its first bytes.
+
+        Raises:
+          Refused: one is no image, or they have too many pixels.
+        """
+        most = self._limits.pixels
+        allowed = f"{most / 1e6:g} million pixels are allowed (--max_megapixels)"
+        pixels = []
+        for number, image in enumerate(images, 1):
+            where = _where(number, images)
+            try:
+                width, height = Image.open(io.BytesIO(image), formats=FORMATS).size
+            except Image.DecompressionBombError:
+                raise Refused(413, f"{where}{allowed}, and this image has far more") from None
+            except Exception:  # Pillow's parsers raise whatever the bytes provoke.
+                kinds = ", ".join(FORMATS)
+                raise Refused(422, f"{where}this is no image that can be read ({kinds})") from None
+            pixels.append(width * height)
+            if pixels[-1] > most:
+                raise Refused(413, f"{where}{allowed}, and this image has {width}x{height}")
+        if sum(pixels) > most:
+            have = f"these {len(images)} images have {sum(pixels) / 1e6:.3g} million together"
+            raise Refused(413, f"{allowed} in a request, and {have}; send fewer at once")
+        return pixels
+
     def _decode(self, image: bytes, where: str) -> np.ndarray:
         """The pixels that the model sees of an image.
 
         Raises:
-          Refused: it is none, is damaged, or has too many pixels.
+          Refused: it is damaged.
         """
-        allowed = f"{self._limits.pixels / 1e6:g} million pixels are allowed (--max_megapixels)"
-        try:
-            width, height = Image.open(io.BytesIO(image), formats=FORMATS).size
-        except Image.DecompressionBombError:
-            raise Refused(413, f"{where}{allowed}, and this image has far more") from None
-        except Exception:  # Pillow's parsers raise whatever the bytes provoke.
-            kinds = ", ".join(FORMATS)
-            raise Refused(422, f"{where}this is no image that can be read ({kinds})") from None
-        if width * height > self._limits.pixels:
-            raise Refused(413, f"{where}{allowed}, and this image has {width}x{height}")
         try:
             return self._engine.classifier.crop(image)
         except Unreadable as error:
             reason = " ".join(str(error).split())
             raise Refused(422, f"{where}the image cannot be read whole: {reason}") from None
+
+
+class _Guard:
+    """Answers only requests that name this server as their host, and adds `HEADERS` to each answer."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]):
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
+        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        app = self._app
+        if host and not is_ours(host, self._hosts):
+            words = f"this server is not known as {host[:100]!r}; to allow the name: --hosts=NAME"
+            app = JSONResponse({"error": words}, 421)
+        await app(scope, receive, send_guarded)
+
+
+def _where(number: int, images: list[bytes]) -> str:
+    return f"image {number}: " if len(images) > 1 else ""
 
 
 def _number(text: str) -> int | str:

@@ -1,0 +1,27 @@
+"""The names by which a server may be addressed.
+
+A page of a stranger can let its own domain name lead to this machine (DNS rebinding), and then read what is
+served here as if it were its own. The Host header of its requests still has that name.
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Collection
+
+
+def is_ours(host: str, names: Collection[str] = ()) -> bool:
+    """True of a Host header that no stranger's domain can have.
+
+    It is an address, localhost, this machine's name or one of `names`, of which `*` stands for all.
+    """
+    name = re.sub(r":\d*$", "", host).strip("[]").lower().removesuffix(".")
+    if "*" in names or name == "localhost" or name.endswith(".localhost"):
+        return True
+    if name in {socket.gethostname().lower(), *(each.lower() for each in names)}:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
