@@ -305,6 +305,16 @@ def test_tfds_splits_are_sliced_and_joined(prepared):
     assert len(open_source("tfds", "train[10:]+test", path=f"one_label:{prepared}")) == 16
 
 
+def test_records_lie_in_files_of_known_sizes(prepared):
+    name = "one_label-{}.array_record-00000-of-00001"
+    source = open_source("tfds", "train[:25%]+test[:2]", path=f"one_label:{prepared}")
+    assert [*source.stored_files()] == [(name.format("train"), 20), (name.format("test"), 6)]
+    pattern = prepared / "one_label" / "1.0.0" / "*-train.array_record*"
+    source = open_source("array_record", "all[:50%]", path=str(pattern), num_classes=3)
+    (file,) = pattern.parent.glob(pattern.name)
+    assert [*source.stored_files()] == [(name.format("train"), file.stat().st_size)]
+
+
 def test_tfds_sequence_of_labels_is_kept(prepared):
     source = open_source("tfds", "train", path=f"many_labels:{prepared}", label_key="labels")
     assert len(source.class_names) == 9
@@ -468,12 +478,15 @@ def test_fingerprint_shows_a_missing_image(copies):
 
 def test_fingerprint_shows_another_class_name(copies):
     (copies[1] / "train" / "class1").rename(copies[1] / "train" / "class2")
-    assert differing(*copies) == {"class names"}
+    assert differing(*copies) == {"class names", "files"}
 
 
 def test_fingerprint_shows_another_image(copies):
-    (copies[1] / "train" / "class1" / "3.png").write_bytes(b"")
+    file = copies[1] / "train" / "class1" / "3.png"
+    file.write_bytes(bytes(file.stat().st_size))
     assert differing(*copies) == {"examples"}
+    file.write_bytes(b"")
+    assert differing(*copies) == {"examples", "files"}
 
 
 @pytest.fixture

@@ -218,8 +218,8 @@ def test_a_run_goes_on_with_the_same_data_and_no_other(tmp_path, of_arrays):
     assert raised.value is stopped
     other = images.copy()
     other[7] += 1
-    for train, what in (((other, labels), "examples"), ((images, labels[::-1].copy()), "labels")):
-        with pytest.raises(vit_jax.UserError, match=f"a run of other train data .*{what}"):
+    for train, what in (((other, labels), "content of images"), ((images, labels[::-1].copy()), "labels")):
+        with pytest.raises(vit_jax.UserError, match=rf"a run of other data \(training: other {what}"):
             vit_jax.train(small(), tmp_path / "run", **data | {"train": train})
     rows, figures = losses(tmp_path / "run", **data)
     assert min(rows) > 1  # It went on.

@@ -24,7 +24,7 @@ from vit_jax.data.sources.array_record import Records, image_and_labels
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import Folder
 from vit_jax.data.sources.slices import chosen as chosen_images
-from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_split
+from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_shards, tfds_split
 from vit_jax.errors import UserError
 
 CLASSES = 1000
@@ -144,7 +144,8 @@ def open_imagenet(kind: str, path: str, split: str, real: Sequence[Classes] | No
         if real is not None:
             tfds_feature(builder, "file_name")
         read = partial(_read_validation, real=real)
-        return Records(f"{builder.info.full_name} {split}", tfds_split(builder, split), read, names, most)
+        records, shards = tfds_split(builder, split), tfds_shards(builder, split)
+        return Records(f"{builder.info.full_name} {split}", records, read, names, most, shards=shards)
     folder = Folder.scan(path, split.split("[")[0])
     check_classes(folder.class_names, path)
     chosen = tuple(map(int, chosen_images(folder, split)))
@@ -196,6 +197,16 @@ class Relabelled(Source):
 
     def describe(self, index):
         return self.source.describe(self.indices[index])
+
+    def known_labels(self):
+        table = np.full((len(self), self.max_labels), -1, np.int32)
+        for row, labels in zip(table, self.labels, strict=True):
+            row[: len(labels)] = labels
+        return table
+
+    def stored_files(self, indices=None):
+        chosen = np.asarray(self.indices)
+        return self.source.stored_files(chosen if indices is None else chosen[indices])
 
 
 def read_objectnet_map(root: str) -> dict[str, Classes]:

@@ -40,6 +40,9 @@ class Opened(NamedTuple):
 class TrainingSuites:
     """The suites of a training run, whose data are opened before there is a model.
 
+    Attributes:
+      fingerprints: of the data, by what they are for.
+
     Args:
       config: in which what a checkpoint says of images stands in the place of None.
       test_crop: what evaluation shows the model of an image.
@@ -79,6 +82,7 @@ class TrainingSuites:
             max_unreadable=data.max_unreadable,
         )
         self._opened: list[Opened] = []
+        self.fingerprints: dict[str, dict[str, int | str]] = {}
         for name in OWN_SECTIONS:
             if not (section := config[name]).every:
                 continue
@@ -114,8 +118,10 @@ class TrainingSuites:
                 raise (error.__cause__ or error) from None
             except UserError as error:
                 raise UserError(f"config.{key}: cannot open {what}: {error}") from error
+            name = f"the data of config.{key}: {what}"
+            self.fingerprints[name] = dict(measurement.fingerprint(opened))
             if peers.count > 1:
-                peers.agree(f"the data of config.{key}: {what}", dict(measurement.fingerprint(opened)))
+                peers.agree(name, self.fingerprints[name])
             self._opened.append(Opened(suite, measurement, opened, every))
 
     def attach(self, graphdef: nnx.GraphDef, shardings: dict, say: Callable[[str], None]) -> None:

@@ -51,11 +51,15 @@ OPTIONS = {
 }
 
 
+SAMPLES, HANDED_IN_SAMPLES = 16, 256  # Examples of a split that are read for its fingerprint.
+
+
 class Parts(NamedTuple):
     """All that a run is made of, before it has a workdir; nothing is allocated on the devices yet.
 
     Attributes:
       config: the run's, in which what a checkpoint says of images stands in the place of None.
+      data: fingerprints of the splits and of the suites' data, by name.
       suites: evaluations besides that of the splits, their data opened.
       num_classes: width of the head; 0: there is none.
       steps: length of the run.
@@ -68,6 +72,7 @@ class Parts(NamedTuple):
     config: ConfigDict
     mesh: Mesh
     splits: Splits
+    data: dict[str, dict[str, int | str]]
     suites: TrainingSuites
     num_classes: int
     steps: int
@@ -92,6 +97,7 @@ def assemble(
     peers: Peers | None = None,
     begins: Callable[[str], None] = lambda phase: None,
     caller: Caller | None = None,
+    steps: int | None = None,
 ) -> Parts:
     """Turns a checked config into the parts of its run.
 
@@ -99,6 +105,7 @@ def assemble(
       peers: the run's processes, which must read the same data; None: this one alone.
       begins: is told of each phase that may take long.
       caller: what a program hands in, in place of what the config names.
+      steps: length of the run, if it is not the config's.
 
     Raises:
       UserError: the config fits neither the devices nor the data, or its checkpoint cannot be read.
@@ -109,11 +116,13 @@ def assemble(
     check_batch(mesh, config.batch_size, config.micro_batches)
     begins("looking through the data sets")
     splits = open_splits(config, caller.data)
+    samples = HANDED_IN_SAMPLES if caller.data is not None else SAMPLES
+    data = {name: fingerprint(source, samples) for name, source in splits.named.items()}
     if peers.count > 1:
-        for name, source in splits.named.items():
-            peers.agree(f"the {SPOKEN[name]} data", fingerprint(source))
+        for name, found in data.items():
+            peers.agree(f"the {SPOKEN[name]} data", found)
     num_classes = class_count(config, splits.train)
-    steps = step_count(config, len(splits.train))
+    steps = steps or step_count(config, len(splits.train))
     begins("opening the checkpoint to start from")
     names = all_names(learned_classes(config, splits.train), num_classes)
     origin = find_origin(config, num_classes, caller.model, names)
@@ -124,7 +133,8 @@ def assemble(
     begins("making the program")
     program = _program(config, mesh, origin, frozen, num_classes, steps)
     origin = with_objective(origin, config, objective_weights(program.state), program.state["memory"])
-    return Parts(seen, mesh, splits, suites, num_classes, steps, origin, frozen, program, caller)
+    data |= suites.fingerprints
+    return Parts(seen, mesh, splits, data, suites, num_classes, steps, origin, frozen, program, caller)
 
 
 def _program(

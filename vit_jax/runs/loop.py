@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import params_of
 from vit_jax.parallel.peers import Peers
@@ -38,7 +37,7 @@ from vit_jax.runs.trackers import deliveries
 from vit_jax.runs.training_log import TrainLog
 from vit_jax.runs.warm_start import fingerprint_of
 from vit_jax.runs.watchdog import Watchdog
-from vit_jax.runs.workdir import METRICS, check_shared, claim, make_manifest, settled_config
+from vit_jax.runs.workdir import METRICS, check_shared, claim, make_manifest, settled_config, steps_of
 from vit_jax.runs.workdir_lock import Lock
 from vit_jax.training.objectives import is_handed_in, objective_of
 
@@ -73,7 +72,7 @@ def train(
             share_interpreter()
             keep_freed_memory()
         config, kept = settled_config(workdir, config)
-        parts = assemble(config, peers, watchdog.begins, caller)
+        parts = assemble(config, peers, watchdog.begins, caller, steps_of(workdir, config))
         flops = parts.program.flops()
         lock, console = _take_workdir(config, parts, workdir, kept, peers, watchdog, held, flops)
         on_log = caller and caller.on_log
@@ -141,12 +140,8 @@ def _take_workdir(
 
 
 def _identified(config: ConfigDict, parts: Parts, peers: Peers) -> dict:
-    """Values of the manifest for what the config does not say: what a program handed in, and what is in the
-    file of the frozen model."""
-    values = {}
-    if parts.caller.data is not None:
-        named = parts.splits.named
-        values["data"] = {name: fingerprint(source, 256) for name, source in named.items()}
+    """Values of the manifest that identify the data, what a program handed in, and the frozen model."""
+    values = {"data": parts.data}
     if parts.caller.model is not None:
         values["parameters"] = fingerprint_of(sorted(params_of(parts.caller.model).items()))
     if parts.frozen is not None:

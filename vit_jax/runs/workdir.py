@@ -52,6 +52,7 @@ from vit_jax.models import FAMILIES
 from vit_jax.parallel.peers import Peers
 from vit_jax.published.unheld import refuse_unheld
 from vit_jax.published.weights import all_weights
+from vit_jax.runs import data_identity
 from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, is_url, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.checkpoints import item_shapes, load_items
@@ -65,6 +66,7 @@ CONFIG, MANIFEST = "config.json", "manifest.json"
 METRICS, RECONSTRUCTIONS = "metrics.jsonl", "reconstructions"
 REPORT, SEEN_FOLDER = "report.html", "seen"
 LENGTH = {"steps", "epochs"}
+FULL_IDENTITY = 5  # The format since which a run's model is compared, wherever it comes from.
 SHARED = ".shared"
 SEEN_SECONDS = 10  # After which a file that one host wrote is there for another, over NFS too.
 
@@ -84,10 +86,12 @@ def claim(
 ) -> Iterator[Lock | BucketLock]:
     """The context in which `workdir` is this config's, made so if it is new, and no other run's.
 
-    A run in which nothing depends on its length is made longer where the config is.
+    A run in which nothing depends on its length is made longer where the config is. Data that have changed
+    are taken where the config accepts them.
 
     Raises:
-      UserError: it belongs to another config, holds other files, is in use, or cannot be written.
+      UserError: it belongs to another config or other data, holds other files, is in use, or cannot be
+        written.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -100,7 +104,12 @@ def claim(
             saved = _belongs(workdir, config, manifest)  # Again: whoever had it may have made it another's.
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
-            elif configs.differences(configs.to_json(saved.config), config):
+            elif changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
+                say(f"note: this run goes on with other data than it began with: {'; '.join(changed)}")
+                identity = {key: manifest[key] for key in data_identity.KEYS if key in manifest}
+                saved = saved._replace(manifest=saved.manifest | identity)
+                _write(workdir, saved.manifest, saved.text.rstrip())
+            if saved and configs.differences(configs.to_json(saved.config), config):
                 before, after = saved.manifest["steps"], manifest["steps"]
                 say(f"note: this run is made longer: {after:,} steps in place of {before:,}")
                 # The rest as it was written, in the values of its format.
@@ -134,8 +143,20 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
                     f"{shown(workdir)} belongs to a run with another config ({'; '.join(differing)}); "
                     f"give another --workdir, or the config it was started with{hint}"
                 )
-        as_saved = json.loads(json.dumps(manifest))
-        _check_same(workdir, _identity(saved.manifest), _identity(as_saved))
+        given = _as_saved(manifest)
+        if changed := data_identity.differences(saved.manifest, given):
+            known = f"{shown(workdir)} belongs to a run of other data ({'; '.join(changed)}); "
+            if not data_identity.fits_head(saved.manifest, given):
+                raise UserError(
+                    f"{known}give the data that it began with, or another --workdir, where "
+                    f"config.finetune.checkpoint={shown(workdir)} starts from this run"
+                )
+            if config.data.changed == "refused":
+                raise UserError(
+                    f"{known}give the data that it began with, or another --workdir; "
+                    "config.data.changed='accepted' goes on with these"
+                )
+        _check_same(workdir, _identity(saved.manifest), _identity(given))
         return saved
     # What an earlier start left that was killed while it made the workdir.
     begun = (MANIFEST, CONFIG + ".tmp", PREFIX)
@@ -152,14 +173,27 @@ def _sees_length(config: ConfigDict) -> bool:
 
 
 def _identity(manifest: dict) -> dict[str, dict]:
-    """The values that identify each thing that the config does not, by its name in words."""
-    given = {f"{name} data": known for name, known in manifest.get("data", {}).items()}
-    if "parameters" in manifest:
+    """The values that identify each thing but the data that the config does not, by its name in words."""
+    given = {}
+    if "parameters" in manifest or manifest.get("format", 1) >= FULL_IDENTITY:
         model = {key: x for key, x in manifest["model"].items() if f"model.{key}" not in configs.OPERATIONAL}
-        given["model"] = {"parameters": manifest["parameters"]} | model
+        given["model"] = {key: manifest[key] for key in ("parameters",) if key in manifest} | model
     if "frozen" in manifest:
         given["frozen model"] = manifest["frozen"]
     return given
+
+
+def _as_saved(manifest: dict) -> dict:
+    """The manifest as it is read back: lists in the place of tuples."""
+    return json.loads(json.dumps(manifest))
+
+
+def steps_of(workdir: Path, config: ConfigDict) -> int | None:
+    """The number of steps that a run keeps where its data have changed; None: as config and data make it."""
+    saved = saved_run(workdir) if config.data.changed == "accepted" else None
+    if saved is None or any(saved.config[name] != config[name] for name in LENGTH):
+        return None
+    return saved.manifest["steps"]
 
 
 def _check_same(workdir: Path, saved: dict, given: dict) -> None:

@@ -34,6 +34,7 @@ class Records(Source):
     max_labels: int
     each_labelled: bool = False
     one_hot: bool = False
+    shards: tuple[tuple[str, int], ...] = ()  # Names of the files, and the size of each.
     _parse: Callable = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -112,6 +113,9 @@ class Records(Source):
     def describe(self, index):
         return f"{self.name} example {index}"
 
+    def stored_files(self, indices=None):
+        return self.shards
+
     def fair_order(self):
         return shuffled(len(self))  # Files may hold class after class.
 
@@ -178,8 +182,9 @@ def array_records(
     except (RuntimeError, ValueError) as error:
         raise UserError(f"cannot read {path}: {first_line(error)}") from error
     read = partial(image_and_labels, label_key=label_key)
-    names = tuple(map(str, range(num_classes)))
-    return Records(path, records, read, names, 16, each_labelled and bool(names)).checked()
+    names, labelled = tuple(map(str, range(num_classes))), each_labelled and num_classes > 0
+    shards = tuple((file.name, file.stat().length) for file in map(epath.Path, files))
+    return Records(path, records, read, names, 16, labelled, shards=shards).checked()
 
 
 def refuse_s3(path: str) -> None:

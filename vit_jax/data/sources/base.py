@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -65,6 +65,16 @@ class Source:
         """The `label_table`, where labels are known without reading the images."""
         return None
 
+    def stored_files(self, indices: Sequence[int] | None = None) -> Iterable[tuple[str, int]]:
+        """Names of the files that examples are stored in, the same on every host, with the size of each.
+
+        Nothing is read; sizes are in bytes, or in examples where a file holds many.
+
+        Args:
+          indices: of the examples; None: all.
+        """
+        return ()
+
     def labels_of(self, index: int) -> tuple[int, ...]:
         """The class indices of an example, without its image where the source can do that."""
         return self[index].labels
@@ -111,7 +121,8 @@ def spread(images: int, most: int) -> list[int]:
 def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
     """Short values by which two hosts, or two starts, see whether they read the same.
 
-    They are of counts, names, some examples, and of all labels where these are known without reading.
+    They are of counts, names, some examples, of the names and sizes of all files, and of all labels where
+    these are known without reading.
     """
 
     def digest(*parts: bytes) -> str:
@@ -125,12 +136,14 @@ def fingerprint(source: Source, samples: int = 16) -> dict[str, int | str]:
         return bytes(image) + repr(labels).encode()
 
     known, chosen = source.known_labels(), spread(len(source), samples)
+    files = source.stored_files()
     return {
         "images": len(source),
         "classes": len(source.class_names),
         "class names": digest(*(name.encode() for name in source.class_names)),
         "examples": digest(*map(content, chosen)),
         "labels": digest(b"" if known is None else known.tobytes()),
+        "files": digest(*(f"{name}\0{size}".encode(errors="surrogateescape") for name, size in files)),
     }
 
 
@@ -168,6 +181,10 @@ class Subset(Source):
     def known_labels(self):
         known = self.source.known_labels()
         return None if known is None else known[np.asarray(self.indices)]
+
+    def stored_files(self, indices=None):
+        chosen = np.asarray(self.indices)
+        return self.source.stored_files(chosen if indices is None else chosen[indices])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +228,9 @@ class Renumbered(Source):
         numbers[list(self.number)] = list(self.number.values())
         table = numbers[known]
         return np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
+
+    def stored_files(self, indices=None):
+        return self.source.stored_files(indices)
 
     def _renumbered(self, labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.number[label] for label in labels if label in self.number)

@@ -4,7 +4,8 @@ import dataclasses
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from vit_jax.data.sources.folder_rules import (
 from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import stratified
 from vit_jax.errors import UserError, as_text
+
+PART = 4096  # Files whose sizes one thread asks for.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +101,39 @@ class Folder(Source):
     def known_labels(self):
         return np.array(self.labels, np.int32)[:, None]
 
+    def stored_files(self, indices=None):
+        files = self.files if indices is None else [self.files[index] for index in indices]
+        names = [file[len(self.root) :] for file in files]
+        return zip(names, file_sizes(self.root, files), strict=True)
+
     def fair_order(self):
         names = [file[len(self.root) :] for file in self.files]
         if self.class_names:
             return stratified(self.labels, names)
         return stratified([name.split("/")[0] if "/" in name else "" for name in names], names)
+
+
+def file_sizes(root: str, files: Sequence[str]) -> list[int]:
+    """Bytes of files in one folder, local or at a URL that fsspec reads; -1 of what is gone."""
+    if "://" in root:
+        system, path = _remote(root)
+        found = system.find(path, detail=True)
+        start = path.rstrip("/")
+        return [found.get(f"{start}/{file[len(root) :]}", {}).get("size", -1) for file in files]
+
+    def sizes(part: Sequence[str]) -> list[int]:
+        return [_local_size(file) for file in part]
+
+    parts = [files[start : start + PART] for start in range(0, len(files), PART)]
+    with ThreadPoolExecutor(16) as pool:  # Storage may take long to answer.
+        return [size for found in pool.map(sizes, parts) for size in found]
+
+
+def _local_size(file: str) -> int:
+    try:
+        return os.stat(file).st_size
+    except OSError:
+        return -1
 
 
 def read_file(file: str) -> bytes:

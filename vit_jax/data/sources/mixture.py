@@ -83,6 +83,14 @@ class Mixture(Source):
     def _renumbered(self, part: int, labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self._tables[part][label] for label in labels)
 
+    def stored_files(self, indices=None):
+        for part, end in zip(self.parts, self._ends, strict=True):
+            if indices is None:
+                yield from part.stored_files()
+                continue
+            own = np.asarray(indices) - (end - len(part))
+            yield from part.stored_files(own[(own >= 0) & (own < len(part))])
+
     def describe(self, index):
         part, index = self._locate(index)
         return self.parts[part].describe(index)

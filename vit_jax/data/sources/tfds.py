@@ -40,6 +40,7 @@ def tfds_records(path: str, split: str, label_key: str | None, each_labelled: bo
         tuple(labels.names) if label_key else (),
         max_labels=16 if multiple else 1,
         each_labelled=each_labelled and label_key is not None,
+        shards=tfds_shards(builder, split),
     )
 
 
@@ -123,6 +124,14 @@ def tfds_split(builder, split: str):
         raise UserError(
             f"data set {name!r} has no split {split!r}; there are: {', '.join(builder.info.splits)}"
         ) from error
+
+
+def tfds_shards(builder, split: str) -> tuple[tuple[str, int], ...]:
+    """Names of the files that a split lies in, and how many records each has."""
+    if "][" in split:
+        split = absolute(split, {key: part.num_examples for key, part in builder.info.splits.items()})
+    instructions = builder.info.splits[split].file_instructions
+    return tuple((os.path.basename(one.filename), one.examples_in_shard) for one in instructions)
 
 
 def _name_of(path: str) -> str:

@@ -24,7 +24,7 @@ from vit_jax.data.sources.array_record import Records, image_and_labels
 from vit_jax.data.sources.base import Example
 from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import split_range
-from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_split
+from vit_jax.data.sources.tfds import tfds_builder, tfds_feature, tfds_shards, tfds_split
 from vit_jax.errors import UserError, nearest
 
 GROUPS = ("natural", "specialized", "structured")
@@ -164,8 +164,9 @@ def open_task(path: str, split: str) -> Records:
                 f"{task.classes}: it is another data set"
             )
     sizes = {name: part.num_examples for name, part in builder.info.splits.items()}
-    records = tfds_split(builder, tfds_slices(task, split, sizes))
-    return Records(f"{task.name} {split}", records, partial(read, task.name.lower()), names, max_labels=1)
+    slices = tfds_slices(task, split, sizes)
+    records, shards = tfds_split(builder, slices), tfds_shards(builder, slices)
+    return Records(f"{task.name} {split}", records, partial(read, task.name.lower()), names, 1, shards=shards)
 
 
 def tfds_slices(task: VtabTask, split: str, sizes: Mapping[str, int]) -> str:

@@ -1,0 +1,155 @@
+"""Runs whose data have changed since they began: refused, or accepted where the classes of the head stay."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.config import base_config, to_json
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import fingerprint
+from vit_jax.errors import UserError
+from vit_jax.runs.data_identity import differences
+from vit_jax.runs.splits import open_splits
+from vit_jax.runs.workdir import claim, saved_run, settled_config, steps_of
+
+
+def folder(path, names, images=4):
+    """Class folders of random images in train/ and test/; those of an image's number are the same."""
+    for split, (k, name) in itertools.product(("train", "test"), enumerate(names)):
+        (path / split / name).mkdir(parents=True, exist_ok=True)
+        for n in range(images):
+            pixels = np.random.default_rng((k, n)).integers(256, size=(4, 4, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / split / name / f"{n}.png")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    return folder(tmp_path / "data", ("apple", "berry", "cherry"))
+
+
+def start(tmp_path, **values):
+    """Takes the workdir for a run of two epochs on the folder; returns its manifest."""
+    config = base_config()
+    config.data.update(dict(source="folder", path=str(tmp_path / "data")))
+    config.update(dict(epochs=2, batch_size=4))
+    config.update_from_flattened_dict(values)
+    workdir = tmp_path / "run"
+    config, _ = settled_config(workdir, config)
+    splits = open_splits(config)
+    names = splits.train.class_names
+    manifest = dict(
+        format=5,
+        steps=steps_of(workdir, config) or 2 * len(splits.train) // 4,
+        model={"num_classes": len(names)},
+        num_classes=len(names),
+        class_names=names,
+        images={name: len(source) for name, source in splits.named.items()},
+        data={name: fingerprint(source) for name, source in splits.named.items()},
+    )
+    with claim(workdir, config, manifest):
+        pass
+    return saved_run(workdir).manifest
+
+
+def renamed(data, before, after):
+    for split in ("train", "test"):
+        (data / split / before).rename(data / split / after)
+
+
+def test_a_run_on_the_same_files_elsewhere_in_time_goes_on(data, tmp_path):
+    first = start(tmp_path)
+    shutil.copytree(data, tmp_path / "copy")  # Other times and inodes.
+    shutil.rmtree(data)
+    (tmp_path / "copy").rename(data)
+    assert start(tmp_path) == first
+
+
+def test_a_class_that_moved_is_refused_whatever_the_flag(data, tmp_path, capsys):
+    start(tmp_path)
+    renamed(data, "apple", "zapple")
+    for values in ({}, {"data.changed": "accepted"}):
+        with pytest.raises(
+            UserError, match="other data .no class 'apple'; a new class 'zapple'.*checkpoint="
+        ):
+            start(tmp_path, **values)
+
+
+def test_another_class_is_refused_whatever_the_flag(data, tmp_path):
+    start(tmp_path)
+    folder(data, ("apple", "avocado", "berry", "cherry"))
+    with pytest.raises(
+        UserError, match=r"a new class 'avocado'; training: 12 images, and now 16;.*6, and now 8"
+    ):
+        start(tmp_path)
+    with pytest.raises(UserError, match="config.finetune.checkpoint="):
+        start(tmp_path, **{"data.changed": "accepted"})
+
+
+def test_a_renamed_class_may_be_accepted(data, tmp_path, capsys):
+    start(tmp_path)
+    renamed(data, "berry", "blackberry")
+    with pytest.raises(UserError, match="no class 'berry'; a new class 'blackberry'.*changed='accepted'"):
+        start(tmp_path)
+    manifest = start(tmp_path, **{"data.changed": "accepted"})
+    assert manifest["class_names"] == ["apple", "blackberry", "cherry"]
+    assert "goes on with other data than it began with: no class 'berry'" in capsys.readouterr().out
+    assert start(tmp_path) == manifest
+
+
+def test_more_images_are_refused_or_accepted_for_the_steps_that_the_run_began_with(data, tmp_path):
+    assert start(tmp_path)["steps"] == 6
+    folder(data, ("apple", "berry", "cherry"), images=8)
+    with pytest.raises(UserError, match="training: 12 images, and now 24; test: .*; steps: 6, and now 12"):
+        start(tmp_path)
+    manifest = start(tmp_path, **{"data.changed": "accepted"})
+    assert (manifest["steps"], manifest["images"]) == (6, {"train": 24, "test": 24})
+    assert json.loads(saved_run(tmp_path / "run").text) == json.loads(
+        to_json(saved_run(tmp_path / "run").config)
+    )
+
+
+def test_as_many_files_of_other_names_or_sizes_are_refused(data, tmp_path):
+    start(tmp_path)
+    (data / "test" / "berry" / "0.png").rename(data / "test" / "berry" / "9.png")
+    with pytest.raises(UserError, match=r"other data \(test: other names or sizes of files\)"):
+        start(tmp_path)
+    (data / "test" / "berry" / "9.png").rename(data / "test" / "berry" / "0.png")
+    start(tmp_path)
+    with (data / "train" / "berry" / "1.png").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(UserError, match=r"other data \(training: other names or sizes of files\)"):
+        start(tmp_path)
+
+
+def test_a_run_of_an_earlier_version_compares_what_its_manifest_has():
+    saved = {"class_names": ["a", "b"], "images": {"train": 4, "test": 2}, "steps": 3}
+    given = saved | {"data": {"train": {"files": "1"}, "test": {"files": "2"}}}
+    assert differences(saved, given) == []
+    assert differences(saved, given | {"class_names": ["b", "a"]}) == [
+        "classes in another order, class 0 is 'b' and was 'a'"
+    ]
+
+
+@pytest.mark.parametrize("split", ["all", "all[:50%]"])
+def test_a_fingerprint_is_of_names_and_sizes_below_the_folder(tmp_path, split):
+    places = [folder(tmp_path / name, ("apple", "berry")) / "train" for name in ("here", "there")]
+    here, there = (fingerprint(open_source("folder", split, path=str(place))) for place in places)
+    assert here == there
+    for file in places[1].rglob("*.png"):
+        file.write_bytes(file.read_bytes() + b" ")
+    there = fingerprint(open_source("folder", split, path=str(places[1])))
+    assert {key for key in here if here[key] != there[key]} == {"files", "examples"}
+
+
+def test_a_part_of_a_mixture_is_known_by_its_own_files(tmp_path):
+    places = [folder(tmp_path / name, ("apple", "berry")) / "train" for name in ("here", "there")]
+    parts = tuple(f"folder:{place}" for place in places)
+    mixture = open_source("mixture", "all", parts=parts)
+    files = [*mixture.stored_files()]
+    assert files == [*open_source("folder", "all", path=str(places[0])).stored_files()] * 2
+    assert [*mixture.stored_files([0, 9])] == [files[0], files[9]]

@@ -1,0 +1,72 @@
+"""The data of a run, by which a later start is compared with the first one: classes, counts and files."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vit_jax.data.class_names import match_classes
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import all_names
+from vit_jax.options import Option, one_of
+from vit_jax.runs.splits import SPOKEN
+
+OPTIONS = {
+    "data.changed": Option(
+        "refused",
+        one_of("refused", "accepted"),
+        "Whether a run goes on where its data have changed since it began; its number of steps stays.",
+        operational=True,
+    ),
+}
+
+KEYS = ("class_names", "images", "data")  # Of the manifest.
+SHOWN = 5  # Classes in a message.
+# Values of a fingerprint in words, in the order in which one explains the next.
+VALUES = {
+    "files": "other names or sizes of files",
+    "labels": "other labels",
+    "chosen images": "other images chosen",
+    "examples": "other content of images",
+}
+
+
+def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The differences between the data of two manifests, in words; what only one has is not compared."""
+    before, now = (manifest.get("class_names") or () for manifest in (saved, given))
+    lines = other_classes = [*_class_differences(before, now)] if before and now else []
+    counts, given_counts = saved.get("images", {}), given.get("images", {})
+    known, found = saved.get("data", {}), given.get("data", {})
+    for name in dict.fromkeys((*counts, *known)):
+        words = SPOKEN.get(name, name)
+        if (count := counts.get(name)) != (given_count := given_counts.get(name, count)):
+            lines = [*lines, f"{words}: {count:,} images, and now {given_count:,}"]
+        elif name in known and name in found and not other_classes:  # With the classes all else changes.
+            other = [key for key, value in known[name].items() if found[name].get(key, value) != value]
+            if other:
+                first = next((VALUES[key] for key in VALUES if key in other), f"other {other[0]}")
+                lines = [*lines, f"{words}: {first}"]
+    if lines and (steps := saved.get("steps")) != (given_steps := given.get("steps")):
+        lines.append(f"steps: {steps:,}, and now {given_steps:,}")
+    return lines
+
+
+def _class_differences(before, now) -> Iterator[str]:
+    gone, new = ([x for x in names if x not in others] for names, others in ((before, now), (now, before)))
+    for words, names in (("no class", gone), ("a new class", new)):
+        if names:
+            more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+            yield f"{words} {', '.join(map(repr, names[:SHOWN]))}{more}"
+    if not gone and not new and tuple(before) != tuple(now):
+        k = next(k for k, (x, y) in enumerate(zip(before, now, strict=False)) if x != y)
+        yield f"classes in another order, class {k} is {now[k]!r} and was {before[k]!r}"
+
+
+def fits_head(saved: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """True where a run's head is of use for other data: the classes that stay have their numbers."""
+    classes = saved.get("num_classes")
+    if classes != given.get("num_classes"):
+        return False
+    before, now = (all_names(manifest.get("class_names") or (), classes or 0) for manifest in (saved, given))
+    try:
+        return not before or not now or not match_classes(before, now, "the run").reordered
+    except UserError:
+        return False
