@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib.metadata
+import io
 import os
 import platform
 import re
@@ -31,11 +32,20 @@ def run(main: Callable[[list[str]], None]) -> None:
     end, as with `| head`. A fault of ours is a traceback and 1. With `--help` it says what the command does
     and lists the values of the config, with `--help=optimizer` those of one section, and no more.
     """
+    _print_any_name()
     with readers_may_leave(), mistakes():
         if (section := _help_asked()) is not None:
             print(_help(section))
             return
         main(parse_flags())
+
+
+def _print_any_name() -> None:
+    """Prints names of files that are no UTF-8 as the bytes that they are, where the terminal takes bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            utf_8 = stream.encoding.lower() in ("utf-8", "utf8")
+            stream.reconfigure(errors="surrogateescape" if utf_8 else "backslashreplace")
 
 
 def _help_asked() -> str | None:

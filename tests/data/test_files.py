@@ -36,6 +36,29 @@ def test_what_is_no_regular_file_is_named_and_never_waited_for(photos, capsys):
     )
 
 
+def test_reason_of_a_skipped_image_is_said(photos, capsys):
+    cut = (photos / "a.jpg").read_bytes()[:-200]
+    for name, content in {"cut.jpg": cut, "text.png": b"text", "link.png": None}.items():
+        if content is None:
+            (photos / name).symlink_to("nothing")
+        else:
+            (photos / name).write_bytes(content)
+    read_images(find_images([str(photos)]), TestCrop(8, resize=8), 16)
+    said = capsys.readouterr().out
+    assert f"{photos}/link.png (No such file or directory)" in said
+    assert f"{photos}/text.png (not one of the formats JPEG, PNG, WEBP, GIF, BMP)" in said
+    assert "truncated" in said.split("cut.jpg (")[1].lower()
+    assert "object at 0x" not in said
+
+
+def test_names_that_are_no_utf_8_can_be_opened_and_written(photos):
+    os.rename(photos / "b.png", os.fsencode(photos) + b"/\xe9.png")
+    found = find_images([str(photos)])
+    names, _ = read_images(found, TestCrop(8, resize=8), 16)
+    assert sorted(names) == ["\\udce9.png", "a.jpg", "c.png"]
+    assert os.fsencode(photos) + b"/\xe9.png" in [os.fsencode(found.path(i)) for i in range(3)]
+
+
 def test_pattern_finds_what_its_folder_does(photos):
     no_regular_files(photos)
     by_pattern = paths(photos / "*.jpg")

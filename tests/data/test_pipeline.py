@@ -267,6 +267,7 @@ def test_unreadable_image_is_named_once():
     for batch in train(with_broken(), count=20):
         assert "unreadable" not in log.check(batch)
     assert sorted(said)[0].startswith("unreadable image skipped (1): numbered image ")
+    assert said[0].endswith("(not one of the formats JPEG, PNG, WEBP, GIF, BMP)")
     assert len(said) == 2
 
 

@@ -149,11 +149,11 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
         shade = BACKGROUNDS[background]
         if opened.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255.
             levels = np.asarray(opened, np.float32)
-            grey = (levels / 257).round().clip(0, 255).astype(np.uint8)
+            grey = eight_bits(levels)
             if shade is not None and "transparency" in opened.info:
                 grey[levels == opened.info["transparency"]] = shade
             pixels = np.repeat(grey[..., None], 3, axis=-1)
-        elif shade is not None and opened.has_transparency_data and not _idle_alpha(opened):
+        elif shade is not None and opened.has_transparency_data and not has_idle_alpha(opened):
             pixels = np.asarray(_on(shade, opened, image))
         else:
             pixels = np.asarray(opened.convert("RGB"))
@@ -166,7 +166,12 @@ def decode(image: bytes | np.ndarray, background: str = "white") -> np.ndarray:
         raise Unreadable(str(error)) from error
 
 
-def _idle_alpha(opened: Image.Image) -> bool:
+def eight_bits(levels: np.ndarray) -> np.ndarray:
+    """Returns levels of 16 bits, from 0 to 65,535, as uint8."""
+    return (levels / 257).round().clip(0, 255).astype(np.uint8)
+
+
+def has_idle_alpha(opened: Image.Image) -> bool:
     """Returns True for a BMP whose alpha is 0 throughout: many programs leave the fourth byte unused."""
     return opened.format == "BMP" and opened.mode == "RGBA" and opened.getchannel("A").getextrema() == (0, 0)
 

@@ -120,7 +120,7 @@ def write_text(path: Path, text: str) -> Path:
     """Writes a file in one stroke, so that nobody reads half of it; returns `path`."""
     # Several processes may write the page of one folder.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
     return temporary.replace(path)
 
 

@@ -19,7 +19,7 @@ class Console:
     """
 
     def __init__(self, log: Path | None):
-        self._log = log.open("a", encoding="utf-8") if log else None
+        self._log = log.open("a", encoding="utf-8", errors="backslashreplace") if log else None
         self._terminal = sys.stdout.isatty()
         self._status = False  # The cursor stands behind a status line.
 

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vit_jax.data.class_names import numbers_by_name
+from vit_jax.data.decode import eight_bits, has_idle_alpha
 from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
 from vit_jax.data.sources.base import Example, Source, renumbered, spread
 from vit_jax.data.sources.folder import read_file
@@ -20,6 +21,7 @@ from vit_jax.errors import UserError, nearest
 IMAGE_KEYS, LABEL_KEYS = ("image", "img", "jpg", "png", "pixel_values"), ("label", "labels", "target")
 MOST_CLASSES = 2**24
 GREY, RGB, RGBA = 1, 3, 4  # Channels of an image.
+PNG_MODES = ("I;16", "P", "L", "LA", "RGB", "RGBA")  # Pillow's, with transparency in PNG.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,10 +182,7 @@ def as_image(value: Any) -> bytes | np.ndarray:
     if isinstance(value, Mapping) and "bytes" in value:  # Hugging Face's image, not decoded.
         return value["bytes"] if value["bytes"] is not None else read_file(value["path"])
     if isinstance(value, Image.Image):
-        value = ImageOps.exif_transpose(value)
-        if value.mode in ("RGB", "L") and not value.has_transparency_data:
-            return np.asarray(value.convert("RGB"))
-        return _as_png(value)
+        return _of_pil(value)
     if detach := getattr(value, "detach", None):  # A torch tensor.
         value = detach().cpu().numpy()
         if value.ndim == 3 and value.shape[0] in (GREY, RGB, RGBA):
@@ -471,6 +470,25 @@ def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
     if array.shape[-1] == RGBA:
         return _as_png(Image.fromarray(array))
     return np.repeat(array, 3, axis=-1) if array.shape[-1] == GREY else array
+
+
+def _of_pil(image: Image.Image) -> bytes | np.ndarray:
+    """uint8 `[height, width, 3]`, or encoded where it is transparent."""
+    idle = has_idle_alpha(image)
+    image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data and not idle:
+        return _as_png(image if image.mode in PNG_MODES else image.convert("RGBA"))
+    if image.mode == "F":
+        return _as_pixels(np.asarray(image))
+    if not image.mode.startswith("I"):
+        return np.asarray(image.convert("RGB"))
+    levels = np.asarray(image)
+    if image.mode == "I" and not (levels.max() == 0 or (levels.min() >= 0 and 255 < levels.max() < 2**16)):
+        raise UserError(
+            f"an image of 32 bits (mode I) has levels from {levels.min()} to {levels.max()}, and is read as "
+            '16 bits: hand in image.convert("I;16"), or image.convert("L") where they are of 8 bits'
+        )
+    return _as_pixels(eight_bits(levels))
 
 
 def _as_png(image: Image.Image) -> bytes:
