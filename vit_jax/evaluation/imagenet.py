@@ -145,7 +145,8 @@ def open_imagenet(kind: str, path: str, split: str, real: Sequence[Classes] | No
             tfds_feature(builder, "file_name")
         read = partial(_read_validation, real=real)
         records, shards = tfds_split(builder, split), tfds_shards(builder, split)
-        return Records(f"{builder.info.full_name} {split}", records, read, names, most, shards=shards)
+        name = f"{builder.info.full_name} {split}"
+        return Records(name, records, read, names, most, distinct=real is None, shards=shards)
     folder = Folder.scan(path, split.split("[")[0])
     check_classes(folder.class_names, path)
     chosen = tuple(map(int, chosen_images(folder, split)))

@@ -34,6 +34,7 @@ class Records(Source):
     max_labels: int
     each_labelled: bool = False
     one_hot: bool = False
+    distinct: bool = True  # Labels that an example repeats are one.
     shards: tuple[tuple[str, int], ...] = ()  # Names of the files, and the size of each.
     _parse: Callable = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -59,7 +60,7 @@ class Records(Source):
                     f"{self.describe(index)} has the label {label}, outside the data set's "
                     f"{len(self.class_names)} classes"
                 )
-        if len(set(labels)) < len(labels):
+        if self.distinct and len(set(labels)) < len(labels):
             if len(labels) == len(self.class_names):
                 raise UserError(f"{self.describe(index)}: {not_indices(labels, len(labels))}")
             labels = tuple(dict.fromkeys(labels))
