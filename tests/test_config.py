@@ -220,10 +220,10 @@ def without_network(*_, **__):
 
 
 # Configs that differ from an earlier one in sizes and numbers alone, or that go on from a checkpoint.
-SAME = re.compile(r"(vit_.*_(i1k|i21k|jft)|r50_vit_.*|bit_r\d+.*)$")
+SAME = re.compile(r"(vit_.*_(i1k|i21k|jft)|r50_vit_.*|bit_r\d+.*|mae_[lh]1.)$")
 ALONE = [name for name in FILES if not SAME.match(name) and name not in ("finetune", "bit_hyperrule")]
 SMOKE = (
-    *("vit_s16_i1k", "vit_h14_i21k", "r50_vit_b16_jft", "bit_r50x1_jft", *ALONE),
+    *("vit_s16_i1k", "vit_b16_jft", "r50_vit_b16_jft", "bit_r50x1_jft", *ALONE),
     *("deit:recipe=deit3", "deit:teacher=random", "dinov2:run=high_resolution"),
     *("finetune:model=ViT-B/16", "bit_hyperrule:model=BiT-R50x1", "beit:task=finetune"),
 )

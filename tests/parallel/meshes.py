@@ -32,6 +32,7 @@ CONVNEXT = dict(name="ConvNeXt-T", blocks=(1, 2), widths=(32, 128), stochastic_d
 CODES = dict(name="DVAE", blocks=(1, 1, 1), widths=(32, 32, 64))  # Of 4x4 pixels.
 MODELS = {
     "ViT": DROPOUT,
+    "shallow ViT": DROPOUT | dict(depth=1),
     "ViT scanned": DROPOUT | dict(scan=True),
     "ViT, dots": DROPOUT | dict(remat="dots"),
     "ViT, full": DROPOUT | dict(remat="full"),

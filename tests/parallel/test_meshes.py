@@ -44,18 +44,6 @@ ONCE = 'ViT: data: {"sum_gradients": "float32_once"}'
 
 
 @pytest.fixture(scope="module")
-def few_results() -> dict[str, dict]:
-    return losses("ViT: one", "ViT scanned, full: all")
-
-
-@pytest.mark.slow
-def test_a_mesh_of_all_axes_with_scan_and_remat_gives_the_losses_of_one_device(few_results):
-    everything = few_results["ViT scanned, full: all"]
-    np.testing.assert_allclose(everything["losses"], few_results["ViT: one"]["losses"], rtol=1e-5)
-    assert everything["share"] < 0.4  # Of the parameters and moments, on one device.
-
-
-@pytest.fixture(scope="module")
 def results() -> dict[str, dict]:
     objectives = "masked patches: one", "masked patches: data", "MAE: one", "MAE: all"
     objectives += "FCMAE: one", "FCMAE: data", "FCMAE: all"
@@ -124,11 +112,9 @@ def test_convnexts_losses_are_the_same_on_one_device_and_on_eight():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Swin", "Swin V2"])
 def test_a_swin_on_a_mesh_of_all_axes_has_the_losses_of_one_device(name):
-    found = losses(*(f"{name}: {mesh}" for mesh in ("one", "fsdp", "tensor", "all")))
-    for mesh in ("fsdp", "tensor", "all"):
-        several = found[f"{name}: {mesh}"]
-        np.testing.assert_allclose(several["losses"], found[f"{name}: one"]["losses"], rtol=1e-5)
-        assert several["share"] < 0.6
+    one, several = losses(f"{name}: one", f"{name}: all").values()
+    np.testing.assert_allclose(several["losses"], one["losses"], rtol=1e-5)
+    assert several["share"] < 0.6
 
 
 @pytest.mark.slow
@@ -149,11 +135,12 @@ def test_every_model_on_every_mesh(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DIRECTIONS)
-def test_every_optimizer_on_a_mesh_of_all_axes(name):
-    values = json.dumps(dict(name=name, moment_dtype="bfloat16"))
-    one, every = losses(f"ViT: one: {values}", f"ViT: all: {values}").values()
-    np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-3)
+def test_every_optimizer_on_a_mesh_of_all_axes():
+    values = {name: json.dumps(dict(name=name, moment_dtype="bfloat16")) for name in DIRECTIONS}
+    found = losses(*(f"shallow ViT: {mesh}: {each}" for each in values.values() for mesh in ("one", "all")))
+    for name, each in values.items():
+        every, one = found[f"shallow ViT: all: {each}"], found[f"shallow ViT: one: {each}"]
+        np.testing.assert_allclose(every["losses"], one["losses"], rtol=1e-3, err_msg=name)
 
 
 def places(name: str, data: int = 1, fsdp: int = 1, tensor: int = 1, num_classes: int = 21_843) -> dict:

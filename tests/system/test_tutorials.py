@@ -1,6 +1,7 @@
-"""The tutorials run as they stand, from their first block to their last."""
+"""The tutorials run from their first block to their last, with fewer steps than they say."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def test_every_block_of_a_tutorial_runs(page, tmp_path):
     found = blocks(page, "python", "sh")
     assert len(found) >= 3
     for language, _, block in found:
+        block = re.sub(r"\b(steps=)(\d{3,})", r"\g<1>30", block)
         command = [sys.executable, "-c", block] if language == "python" else ["bash", "-euc", block]
         own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "XLA_FLAGS": SOME_SPEED}
         done = subprocess.run(command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True)
