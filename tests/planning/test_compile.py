@@ -109,7 +109,7 @@ def test_fsdp_divides_the_state_and_gathers_it():
 @needs_compiler
 @pytest.mark.slow
 def test_a_program_too_large_is_said_to_be_and_a_change_that_fits_is_found():
-    config = small(**{"model.hidden": 3 * 2**20, "model.depth": 2})  # 18 GiB of state.
+    config = small(**{"model.hidden": 2**20, "model.depth": 6})  # 18 GiB of state.
     failed = plan(config)
     assert not failed.fits and failed.memory.total > WHERE.chip.memory_bytes
     assert "does not fit" in table(failed)
