@@ -20,7 +20,9 @@ OPTIONS = {
     "data.source": Option(
         "digits", text(r"\w+"), "Kind of data: digits, folder, tfds or another of vit_jax/data/sources."
     ),
-    "data.path": Option("", text(), "The folder, TFDS's `name` or `name:data_dir`, or a pattern of files."),
+    "data.path": Option(
+        "", text(), "The folder, a CSV, TFDS's `name` or `name:data_dir`, a pattern of files."
+    ),
     "data.parts": Option(
         None, several(text()), "Parts of a mixture: ('tfds:imagenet2012', 'folder:/data/pets')."
     ),
@@ -34,7 +36,9 @@ OPTIONS = {
     "data.test_split": Option(
         "test", SPLIT, "The images to evaluate on: at the end alone, with a dev_split."
     ),
-    "data.label_key": Option("label", text(), "The TFDS feature with the label or the labels."),
+    "data.label_key": Option(
+        "label", text(), "The TFDS feature, or a CSV's column, with the label or labels."
+    ),
     "data.classes": Option(
         None, several(either(text(), whole(0)), least=1), "Only images of these classes, by name; None: all."
     ),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from vit_jax.data.sources.array_record import ARRAY_RECORD
 from vit_jax.data.sources.base import Source, of_classes
 from vit_jax.data.sources.composed import CENTRED, SCATTERED
+from vit_jax.data.sources.csv_list import CSV
 from vit_jax.data.sources.digits import DIGITS
 from vit_jax.data.sources.folder import FOLDER
 from vit_jax.data.sources.handed_in import HANDED_IN, handed_in
@@ -91,7 +92,19 @@ MIXTURE = mixture_of(_open)
 
 SOURCES: dict[str, SourceKind] = {
     kind.name: kind
-    for kind in (DIGITS, SCATTERED, CENTRED, FOLDER, TFDS, VTAB, ARRAY_RECORD, MIXTURE, SYNTHETIC, HANDED_IN)
+    for kind in (
+        DIGITS,
+        SCATTERED,
+        CENTRED,
+        FOLDER,
+        CSV,
+        TFDS,
+        VTAB,
+        ARRAY_RECORD,
+        MIXTURE,
+        SYNTHETIC,
+        HANDED_IN,
+    )
 }
 
 

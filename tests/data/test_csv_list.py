@@ -1,0 +1,127 @@
+"""CSVs of files and labels as a source."""
+
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vit_jax.data.sources import data_set, open_source
+from vit_jax.errors import UserError
+from vit_jax.evaluation.fewshot import cut_in_two
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    for name in ("a.png", "b.jpg", "sub/c.png", "d é.bmp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (3, 3)).save(tmp_path / name)
+    return tmp_path
+
+
+def listed(folder: Path, text: str | bytes, split: str = "all", **options):
+    file = folder / "labels.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return open_source("csv", split, path=str(file), **options)
+
+
+def rows(source) -> dict[str, list[str]]:
+    names = [source.describe(index).split("/")[-1] for index in range(len(source))]
+    return {name: [source.class_names[k] for k in source[index].labels] for index, name in enumerate(names)}
+
+
+PETS = {"a.png": ["dog"], "b.jpg": ["cat"], "c.png": ["dog"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.png,dog\nb.jpg,cat\nsub/c.png,dog\n",
+        "\ufefffile,label\r\na.png,dog\r\nb.jpg,cat\r\n\r\nsub/c.png,dog",
+        "label;width;Filename\ndog;3;a.png\ncat;3;b.jpg\ndog;3;sub/c.png\n",
+        'path\tkind\n"a.png"\tdog\nb.jpg\tcat\nsub/c.png\tdog\n',
+    ],
+    ids=["plain", "header", "columns", "tabs"],
+)
+def test_rows_are_images_with_their_labels(text, images):
+    source = listed(images, text)
+    assert source.class_names == ("cat", "dog") and rows(source) == PETS
+    assert source.label_table().tolist() == [[1], [0], [1]]
+    assert [name for name, _ in source.stored_files()] == ["a.png", "b.jpg", "sub/c.png"]
+
+
+def test_absolute_paths_and_names_in_any_encoding_are_found(images):
+    os.rename(images / "b.jpg", os.fsencode(images) + b"/\xe9.jpg")
+    text = f"{images}/a.png,dog\nd é.bmp,cat\n".encode() + b"\xe9.jpg,caf\xe9\n"
+    source = listed(images, text)
+    assert source.class_names == ("caf\\udce9", "cat", "dog") and len([source[i] for i in range(3)]) == 3
+    assert source.describe(2).endswith("\\udce9.jpg")
+
+
+def test_several_labels_are_in_columns_or_rows(images):
+    expected = {"a.png": ["dog", "wet"], "b.jpg": ["wet"], "c.png": ["dog"]}
+    assert rows(listed(images, "file,label,label_2\na.png,dog,wet\nb.jpg,,wet\nsub/c.png,dog\n")) == expected
+    source = listed(images, "a.png,dog\na.png,wet\nb.jpg,wet\nsub/c.png,dog\nsub/c.png,dog\n")
+    assert rows(source) == expected and source.max_labels == 2
+    assert source.left_out == {"rows of a file listed before with the same labels": 1}
+
+
+def test_numbers_are_classes_in_their_order_and_keep_their_names_in_other_splits(images):
+    train = listed(images, "a.png,10\nb.jpg,9\nsub/c.png,2\n")
+    assert train.class_names == ("2", "9", "10")
+    assert rows(listed(images, "a.png,9\n", class_names=train.class_names)) == {"a.png": ["9"]}
+    with pytest.raises(UserError, match=r"has the class '3', of a.png, that training lacks"):
+        listed(images, "a.png,3\n", class_names=train.class_names)
+
+
+def test_splits_are_files_or_a_column_or_slices(images):
+    (images / "Train.csv").write_text("a.png,dog\nb.jpg,cat\n")
+    (images / "test.csv").write_text("sub/c.png,dog\n")
+    assert len(open_source("csv", "train", path=str(images))) == 2
+    assert len(open_source("csv", "train[:50%]", path=str(images))) == 1
+    with pytest.raises(UserError, match="no file .*/dev.csv .*there are: Train.csv, test.csv"):
+        open_source("csv", "dev", path=str(images))
+    text = "file,label,split\na.png,dog,Training\nb.jpg,cat,test\nsub/c.png,dog,train\n"
+    assert [len(listed(images, text, split)) for split in ("train", "test", "all")] == [2, 1, 3]
+    described = data_set(f"csv:{images}/labels.csv")
+    assert described.name == "labels" and cut_in_two(described, lambda line: None).train_split == "all[:80%]"
+
+
+def test_formats_that_are_not_decoded_are_counted(images):
+    source = listed(images, "a.png,dog\nx.tif,cat\n._a.png,dog\n")
+    assert len(source) == 1
+    assert source.left_out == {".tif images (unsupported format)": 1, "AppleDouble files (._*)": 1}
+
+
+def test_labels_are_not_needed_without_an_objective_for_them(images):
+    assert listed(images, "file\na.png\nb.jpg\n", labels=False)[1].labels == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a.png\nb.jpg\n", "has no labels"),
+        ("nothing.png,dog\n", "none of its first 1 files exists, such as .*/nothing.png: paths are from the"),
+        ("a.png,0,1\nb.jpg,1,0\n", "columns of zeros and ones"),
+        (
+            "file,cat,dog\na.png,0,1\n",
+            "no column 'label': choose .*data.label_key; .*cat, dog",
+        ),
+        (",dog\n", "row 1 names no file"),
+        ("a.png,dog\n".encode("utf-16"), "no text in UTF-8"),
+        ('"' + "a" * 200_000, "cannot be read as CSV: field larger than field limit"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_such_list_is_one_line(text, message, images):
+    with pytest.raises(UserError, match=f"labels.csv.*{message}"):
+        listed(images, text)
+
+
+def test_one_list_without_splits_says_how_to_cut_it(images):
+    with pytest.raises(UserError, match=r"one list, without a column split: .*all\[:80%\]"):
+        listed(images, "a.png,dog\nb.jpg,cat\n", "train")
+    assert len(listed(images, "a.png,dog\nb.jpg,cat\n", "all[:50%]")) == 1
+    with pytest.raises(UserError, match="cannot read .*/gone.csv: No such file"):
+        open_source("csv", "all", path=str(images / "gone.csv"))

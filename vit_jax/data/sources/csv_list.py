@@ -1,0 +1,241 @@
+"""Images that a CSV lists: a file and its label or labels in each row."""
+
+import csv
+import dataclasses
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.folder import file_sizes, read_file
+from vit_jax.data.sources.folder_rules import APPLE_DOUBLE, is_unsupported, split_name, why_left_out
+from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder
+from vit_jax.data.sources.slices import stratified
+from vit_jax.errors import UserError, as_text
+
+FILE_COLUMNS = {
+    "file",
+    "filename",
+    "file_name",
+    "filepath",
+    "file_path",
+    "path",
+    "image",
+    "image_path",
+    "img",
+}
+AGAIN = "rows of a file listed before with the same labels"
+LOOKED_AT = 100  # Files of which one must exist.
+
+
+@dataclasses.dataclass(frozen=True)
+class CsvList(Source):
+    """Image files with their labels, in the order of the CSV; paths are from its folder."""
+
+    root: str
+    files: tuple[str, ...]
+    table: np.ndarray  # int32 [images, max_labels], padded with -1.
+    class_names: tuple[str, ...]
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def max_labels(self):
+        return max(1, self.table.shape[1])
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return Example(read_file(self._path(index)), self.labels_of(index))
+
+    def describe(self, index):
+        return as_text(self._path(index))
+
+    def labels_of(self, index):
+        return tuple(label for label in self.table[index].tolist() if label >= 0)
+
+    def known_labels(self):
+        return self.table
+
+    def stored_files(self, indices=None):
+        chosen = range(len(self)) if indices is None else indices
+        paths = [self._path(index) for index in chosen]
+        return zip((self.files[index] for index in chosen), file_sizes(self.root, paths), strict=True)
+
+    def fair_order(self):
+        strata = self.table[:, 0].tolist() if self.class_names else [0] * len(self)
+        return stratified(strata, self.files)
+
+    def _path(self, index: int) -> str:
+        return os.path.join(self.root, self.files[index])
+
+
+class _Columns(NamedTuple):
+    """Places of the columns in a row."""
+
+    file: int
+    labels: list[int]
+    split: int | None
+    rows: int  # Before the first image.
+
+
+def open_csv(split: str, options: SourceOptions) -> CsvList:
+    """Opens a split: `SPLIT.csv` in a folder, or the rows of one CSV.
+
+    Raises:
+      UserError: there is no such file, it cannot be read, names no file that exists, or has no such labels.
+    """
+    path, whole = _file_of(options.path, split)
+    rows = _read(path)
+    columns = _columns(path, rows, options.label_key if options.labels else None)
+    if not whole and columns.split is None:
+        raise UserError(
+            f"{path} is one list, without a column split: cut it, as with data.train_split='all[:80%]' and "
+            "data.test_split='all[80%:]', or give a folder with train.csv and test.csv (data.path)"
+        )
+    listed, left_out = {}, Counter()
+    for number, row in enumerate(rows[columns.rows :], columns.rows + 1):
+        if not row or (not whole and split not in (cell := _cell(row, columns.split), split_name(cell))):
+            continue
+        if not (file := _cell(row, columns.file)):
+            raise UserError(f"{path}, row {number} names no file")
+        reason = why_left_out(os.path.basename(file))
+        if reason == APPLE_DOUBLE or (reason and is_unsupported(reason)):
+            left_out[reason] += 1
+            continue
+        labels = {_cell(row, place): None for place in columns.labels if _cell(row, place)}
+        if file in listed and labels.keys() <= listed[file].keys():
+            left_out[AGAIN] += 1
+        listed.setdefault(file, {}).update(labels)
+    if not listed:
+        raise UserError(f"{path} lists no image of the split {split!r}")
+    labels = [[*labels] for labels in listed.values()]
+    if options.labels:
+        _check_names(path, labels)
+    class_names = options.class_names or _class_names(labels)
+    table = _table(path, [*listed], labels, class_names)
+    root, class_names = os.path.join(os.path.dirname(path), ""), class_names if options.labels else ()
+    source = CsvList(root, tuple(listed), table, class_names, dict(left_out))
+    _check_there(path, source)
+    return source
+
+
+def _file_of(path: str, split: str) -> tuple[str, bool]:
+    """Returns the CSV of a split, and whether all its rows are meant."""
+    if not path:
+        raise UserError("data.path is empty: give a CSV, or a folder with train.csv and test.csv")
+    if path.lower().endswith(".csv"):
+        return path, split == "all"
+    exact = os.path.join(path, f"{split}.csv")
+    if "://" in path or os.path.exists(exact) or not os.path.isdir(path):
+        return exact, True
+    there = sorted(name for name in os.listdir(path) if name.lower().endswith(".csv"))
+    named = [name for name in there if split_name(name[: -len(".csv")]) == split]
+    if len(named) != 1:
+        raise UserError(
+            f"no file {exact} (data.path and the split's name); there are: {', '.join(there[:20])}"
+        )
+    return os.path.join(path, named[0]), True
+
+
+def _read(path: str) -> list[list[str]]:
+    """Returns the rows of a CSV, whose cells are separated by commas, semicolons or tabs."""
+    try:
+        content = read_file(path)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error} (data.path)") from error
+    if b"\0" in content:
+        raise UserError(f"{path} is no text in UTF-8: save it as CSV in UTF-8")
+    text = content.decode("utf-8-sig", "surrogateescape")  # Names of files may be any bytes.
+    first = text.partition("\n")[0]
+    delimiter = next((mark for mark in ",;\t" if mark in first), ",")
+    try:
+        return [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)]
+    except csv.Error as error:
+        raise UserError(f"{path} cannot be read as CSV: {error}") from error
+
+
+def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
+    """Finds the columns by the header, or takes the file and then the labels where there is none."""
+    if not rows:
+        raise UserError(f"{path} is empty")
+    header = [cell.strip().lower() for cell in rows[0]]
+    files = [place for place, cell in enumerate(header) if cell in FILE_COLUMNS]
+    if not files:
+        return _Columns(0, list(range(1, max(map(len, rows)))) if label_key else [], None, 0)
+    split = header.index("split") if "split" in header else None
+    others = [place for place in range(len(header)) if place not in (files[0], split)]
+    labels = []
+    if label_key:
+        pattern = rf"{re.escape(label_key.lower())}(s|[-_ ]?\d+)?"
+        labels = [place for place in others if re.fullmatch(pattern, header[place])]
+        labels = labels or (others if len(others) == 1 else [])
+        if not labels:
+            there = ", ".join(as_text(rows[0][place]) for place in others) or "none"
+            raise UserError(
+                f"{path} has no column {label_key!r}: choose the label's column with data.label_key; besides "
+                f"{rows[0][files[0]].strip()!r} there are: {there}"
+            )
+    return _Columns(files[0], labels, split, 1)
+
+
+def _cell(row: list[str], place: int) -> str:
+    return row[place].strip() if place < len(row) else ""
+
+
+def _check_names(path: str, labels: list[list[str]]) -> None:
+    """Raises UserError where no image has a label, or each class has a column of zeros and ones."""
+    if not any(labels):
+        raise UserError(f"{path} has no labels, and the objective needs them: write them behind the file")
+    if any(len(row) > 1 for row in labels) and {name for row in labels for name in row} <= {"0", "1"}:
+        raise UserError(
+            f"{path} has columns of zeros and ones: write the names of an image's classes instead"
+        )
+
+
+def _class_names(labels: list[list[str]]) -> tuple[str, ...]:
+    """Returns the names of all classes in order; by their value where all are numbers."""
+    names = {as_text(name) for row in labels for name in row}
+    by_value = all(re.fullmatch(r"\d{1,18}", name) for name in names)
+    return tuple(sorted(names, key=(lambda name: (int(name), name)) if by_value else None))
+
+
+def _table(path: str, files: list[str], labels: list[list[str]], class_names: tuple[str, ...]) -> np.ndarray:
+    """Returns class indices, int32 `[images, max_labels]`, padded with -1."""
+    number = {name: label for label, name in enumerate(class_names)}
+    table = np.full((len(files), max(1, *map(len, labels))), -1, np.int32)
+    for index, row in enumerate(labels):
+        for place, name in enumerate(map(as_text, row)):
+            if name not in number:
+                raise UserError(
+                    f"{path} has the class {name!r}, of {as_text(files[index])}, that training lacks"
+                )
+            table[index, place] = number[name]
+    return table
+
+
+def _check_there(path: str, source: CsvList) -> None:
+    """Raises UserError where none of the first files exists."""
+    if "://" in path:
+        return
+    first = [source._path(index) for index in range(min(LOOKED_AT, len(source)))]
+    if not any(map(os.path.exists, first)):
+        raise UserError(
+            f"{path}: none of its first {len(first)} files exists, such as {as_text(first[0])}: paths are "
+            "from the folder of the CSV, with the suffix of the file"
+        )
+
+
+CSV = SourceKind(
+    "csv",
+    "image files that a CSV lists, with their labels",
+    open_csv,
+    path="a CSV with rows FILE,LABEL[,LABEL...], or a folder with train.csv and test.csv",
+    name_of=lambda path: last_folder(re.sub(r"\.csv$", "", path, flags=re.IGNORECASE)),
+    is_whole=lambda path: path.lower().endswith(".csv"),
+)
