@@ -1,8 +1,9 @@
 """Writes a checkpoint in another library's format: python -m vit_jax.convert SOURCE DESTINATION
 
 SOURCE is a workdir, a `.npz` file of Google's, a `.safetensors` file or folder of timm or
-Transformers, `hf://owner/name`, or a `.pth` file of the authors of DINO, DINOv2, DINOv3, MAE, DeiT,
-BEiT, EVA, EVA-02, ConvNeXt or Swin, or of a state dict of DALL-E's encoder, which PyTorch reads
+Transformers, `hf://owner/name`, or a file of PyTorch's, `.pth`, `.pt`, `.ckpt`, `.pth.tar` or `.bin`, which
+PyTorch reads: of a model of timm's, of Transformers' (`pytorch_model.bin` beside its config.json), of the
+authors of DINO, DINOv2, DINOv3, MAE, DeiT, BEiT, EVA, EVA-02, ConvNeXt or Swin, or of DALL-E's encoder
 (`FILE.pth@teacher`: one of several dicts of tensors).
 DESTINATION is `FILE.npz` for Google's format, or a new folder for Transformers, or for timm where
 Transformers has no such model, or of DALL-E's encoder for its own code; `--to` chooses.
@@ -23,6 +24,7 @@ from vit_jax.interop.layout import Entry
 from vit_jax.interop.preprocessing import lost
 from vit_jax.interop.timm.authors import PIXELS
 from vit_jax.interop.torch_files import is_torch_file, refuse_module, unpack
+from vit_jax.models.image_model import PROBABILITIES
 from vit_jax.runs.workdir import open_any
 from vit_jax.save import check_destination, left_out, library_of, objective_beside
 
@@ -39,6 +41,9 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_enum("position", None, ["1d"], "writes fixed positions as a table that is learned")
 flags.DEFINE_enum("pixels", None, sorted(PIXELS), "mean and deviation of pixels, for a .pth file")
+flags.DEFINE_enum(
+    "probabilities", None, sorted(PROBABILITIES), "kind of the classes' probabilities, where no file says it"
+)
 flags.DEFINE_float("norm_epsilon", None, "small constant of the layer norms, where the formats do not agree")
 
 _OPTIONS = ("num_classes", "pre_logits", "gelu", "norm_epsilon", "position", "resnet_epsilons")
@@ -67,6 +72,8 @@ def main(arguments: list[str]) -> None:
 def convert(source: str, destination: Path, changes: dict[str, Any]) -> None:
     """Writes a checkpoint to a destination, with some of the model's arguments changed, and says how."""
     checkpoint = open_any(source, changes.get("image_size"))
+    if flags.FLAGS.probabilities:
+        checkpoint = checkpoint._replace(probabilities=flags.FLAGS.probabilities)
     print(checkpoint.describe())
     values, sources, done = fit(checkpoint, changes)
     library = flags.FLAGS.to or library_of(destination, checkpoint.model, values)

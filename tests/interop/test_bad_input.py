@@ -154,9 +154,7 @@ def test_a_pickle_is_never_unpickled(disguise, wrapped, tmp_path):
             archive.writestr("archive/data.pkl", payload)
     else:
         file.write_bytes(payload)
-    refused(
-        file, "it is a pickle, which can run any code and is never read; convert it to safetensors|damaged"
-    )
+    refused(file, "it is a pickle, which can run any code and is never read; of a file of PyTorch's|damaged")
     assert not sprung.exists()
 
 
@@ -171,7 +169,20 @@ def test_pickled_objects_in_an_npz_are_never_unpickled(tmp_path):
 def test_a_folder_with_a_pickle_says_to_convert_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    refused(tmp_path, "pytorch_model.bin .*pickle.*safetensors.torch.save_file")
+    (tmp_path / "optimizer.pt").write_bytes(pickle.dumps({}))
+    refused(tmp_path, rf"pickle.*python -m vit_jax.convert {tmp_path}/pytorch_model.bin FOLDER reads")
+    (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    refused(tmp_path, r"in several pickles.*save_pretrained\(NEW\) writes safetensors")
+
+
+@pytest.mark.parametrize("name", ["m.pth", "m.pt", "m.ckpt", "m.pth.tar", "m.bin", "m.model"])
+@pytest.mark.parametrize("start", [b"\x80\x02", b"PK\x03\x04"])
+def test_a_file_of_pytorch_is_refused_with_the_command_that_reads_it(name, start, tmp_path):
+    (tmp_path / name).write_bytes(start + bytes(100))
+    if name == "m.model" and start[:1] == b"P":
+        return refused(tmp_path / name, "damaged")
+    named = r"m.pth \(so renamed\)" if name == "m.model" else tmp_path / name
+    refused(tmp_path / name, rf"never read; .* python -m vit_jax.convert {named} FOLDER reads the tensors")
 
 
 @pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/passwd", "a/../../b.safetensors"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import described, params_of, random_model, write
+from helpers import described, params_of, random_images, random_model, write
 
 import vit_jax
 from vit_jax.errors import UserError
@@ -137,6 +137,20 @@ CASES = [
         for o in all_
     ),
 ]
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_a_model_of_two_heads_is_taken_and_written_without_them(library, tmp_path):
+    arguments = VIT | dict(image_size=32, distillation="heads", gelu="erf")
+    model = random_model("ViT-Ti/16", **arguments)
+    folder = write(model, tmp_path / "heads", library, "ViT-Ti/16", **arguments)
+    bare = vit_jax.load_model(folder, num_classes=0, say=str)
+    images = random_images(bare)
+    np.testing.assert_array_equal(bare(images), model.features(images))
+    again = vit_jax.load_model(vit_jax.save_model(bare, tmp_path / "bare", say=str), say=str)
+    np.testing.assert_array_equal(again(images), bare(images))
+    with pytest.raises(UserError, match="mean of two tokens.*--to=transformers"):
+        vit_jax.save_model(bare, tmp_path / "timm", library="timm")
 
 
 @pytest.mark.parametrize(("library", "name", "arguments"), CASES)

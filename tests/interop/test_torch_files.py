@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import logits_of, random_images, randomise, torch_logits
+from safetensors.numpy import load_file
 
 import vit_jax
 from vit_jax.errors import UserError
@@ -331,6 +332,49 @@ def test_one_of_several_networks_is_named_by_its_key(teacher_and_student, tmp_pa
         assert notes[1] == "left out, of pre-training alone: head"
         cls = np.asarray(vit_jax.load_model(folder, say=str).cls[...])
         np.testing.assert_array_equal(cls, models[name][start + "cls_token"].numpy())
+
+
+WRAPPED = {  # File, the key to ask for, and the content by a state dict.
+    "lightning": ("epoch=3.ckpt", "", lambda x: {"state_dict": {f"model.{k}": v for k, v in x.items()}}),
+    "timm's trainer": (
+        "model_best.pth.tar",
+        "@state_dict_ema",
+        lambda x: {"state_dict": {k: v + 1 for k, v in x.items()}, "state_dict_ema": x, "epoch": 3},
+    ),
+    "net, float64": ("net.pt", "", lambda x: {f"net.{k}": v.double() for k, v in x.items()}),
+}
+
+
+@pytest.mark.parametrize("case", WRAPPED)
+def test_files_of_trainers_are_read(case, torch, timm, tmp_path):
+    name, key, wrap = WRAPPED[case]
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, num_classes=3, embed_dim=64, depth=1, num_heads=1
+    )
+    torch.save(wrap(model.state_dict()), tmp_path / name)
+    folder, notes = unpack(f"{tmp_path / name}{key}", tmp_path)
+    assert ("rounded from float64 to float32" in notes[0]) == (case == "net, float64")
+    ours = vit_jax.load_model(folder, say=str)
+    images = random_images(ours)
+    wanted = torch_logits(torch, model.double(), np.float64(ours.normalize(images)))
+    np.testing.assert_allclose(logits_of(ours, images), wanted, atol=2e-6)
+
+
+def test_pytorch_model_bin_keeps_the_files_beside_it(torch, transformers, tmp_path):
+    config = transformers.ViTConfig(
+        image_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+    )
+    theirs = transformers.ViTForImageClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    torch.save({name: torch.from_numpy(x) for name, x in saved.items()}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "ViTImageProcessor"}')
+    (tmp_path / "folder").mkdir()
+    ours = vit_jax.load_model(unpack(str(tmp_path / "pytorch_model.bin"), tmp_path / "folder")[0], say=str)
+    images = random_images(ours)
+    seen = torch.from_numpy(np.array(ours.normalize(images)).transpose(0, 3, 1, 2).copy())
+    np.testing.assert_allclose(logits_of(ours, images), theirs(seen).logits.detach(), atol=2e-6)
+    assert ours.about.preprocessing.kind == "square"
 
 
 class Trap:

@@ -127,6 +127,14 @@ def test_what_is_read_and_written_is_the_same_there(case, torch, transformers, d
     np.testing.assert_array_equal(output(torch, again, images), output(torch, theirs, images))
 
 
+def test_siglip_with_a_classifier_gives_the_same_here(torch, drawn):
+    theirs, folder = drawn("SiglipForImageClassification", "SiglipConfig", {})
+    ours = vit_jax.load_model(folder, say=str)
+    images = random_images(ours)
+    assert ours.num_classes == 7
+    assert_alike(ours, images, output(torch, theirs, ours.normalize(images)))
+
+
 # How they are told to, and what is said here.
 INTERPOLATE = dict(interpolate_pos_encoding=True)
 RESIZED = {

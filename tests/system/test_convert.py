@@ -33,10 +33,13 @@ def test_a_run_goes_to_every_library_and_comes_back(finished, convert, tmp_path)
     }
     source = finished
     for library, destination in there.items():
-        done = convert(source, destination, *(["--to=timm"] if library == "timm" else []))
+        done = convert(
+            source, destination, *(["--to=timm", "--probabilities=sigmoid"] if library == "timm" else [])
+        )
         assert done.returncode == 0, done.stderr
         assert "read back, it is the same bit for bit" in done.stdout.splitlines()[-1]
         source = destination  # Each from the one before.
+    assert vit_jax.load_model(source, say=str).about.probabilities == "sigmoid"
     for ours, theirs in zip(parameters(finished), parameters(source), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 

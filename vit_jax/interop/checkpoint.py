@@ -28,6 +28,8 @@ from vit_jax.interop.library import TRAINING_ONLY, ObjectiveFormat, Tensors
 from vit_jax.interop.positions import resize_axis, resize_bias_table, resize_patches, resize_positions
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.interop.tensor_files import (
+    TORCH_MODEL,
+    TORCH_SUFFIXES,
     Tensor,
     check_float,
     open_sharded,
@@ -205,9 +207,14 @@ def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
         return config, open_sharded(path / "model.safetensors.index.json")
     if (path / "open_clip_model.safetensors").is_file():
         return _open_files(path / "open_clip_model.safetensors")
-    pickles = [name for name in os.listdir(path) if name.endswith((".bin", ".pt", ".pth"))]
-    if pickles:
-        open_tensors(path / pickles[0])  # Says why not.
+    if (path / "pytorch_model.bin.index.json").is_file():
+        raise UserError(
+            f"the tensors of {path} are in several pickles, which are never read: with Transformers, "
+            "AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors"
+        )
+    pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
+    if pickles:  # The model's before a trainer's optimizer and arguments.
+        open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))  # Says why not.
     raise UserError(f"there is no model.safetensors in {path}")
 
 
@@ -320,7 +327,7 @@ def fit(
     A head of another number of classes starts at zero, or as `head_deviation` says where that is asked for,
     without the pre-logits layer unless `pre_logits` is; positions are resized; one table of biases by offset
     that all layers share becomes each layer's own where the model has such, as BEiT is fine-tuned; what the
-    model has no place for is dropped.
+    model has no place for is dropped. Without classes a model of two heads keeps its distillation token.
 
     Args:
       changes: arguments of the model, over the checkpoint's.
@@ -343,6 +350,8 @@ def fit(
     new_head = new_head or classes != known["num_classes"]
     if new_head and known.get("pre_logits"):
         changes = dict(pre_logits=False) | changes
+    if not classes and known.get("distillation") == "heads":
+        changes = dict(distillation="token") | changes
     values = complete(checkpoint.model, known | changes)
     before, after = (sketch(checkpoint.model, v) for v in (known, values))
     old, new = (getattr(model, "grid", None) for model in (before, after))

@@ -23,10 +23,9 @@ from vit_jax.errors import UserError
 
 # Every one of them fits into float32 without loss.
 _FLOATS = ("float32", "float16", "bfloat16")
-_PICKLE = (
-    "it is a pickle, which can run any code and is never read; "
-    "convert it to safetensors where it comes from (safetensors.torch.save_file)"
-)
+# PyTorch's files, which only `vit_jax.convert` reads, and the name under which libraries have a model's.
+TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
+TORCH_MODEL = "pytorch_model.bin"
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -64,19 +63,28 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
             start = file.read(16)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if path.suffix == ".npz" or (start[:4] == b"PK\x03\x04" and path.suffix not in (".pt", ".pth", ".bin")):
+    if path.suffix == ".npz" or (start[:4] == b"PK\x03\x04" and path.suffix not in TORCH_SUFFIXES):
         if start[:4] != b"PK\x03\x04":
-            raise UserError(f"{path} is not an npz file: {_what(start)}")
+            raise UserError(f"{path} is not an npz file: {_what(path, start)}")
         return _open_npz(path)
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         return _open_safetensors(path)
-    raise UserError(f"{path} is neither npz nor safetensors: {_what(start)}")
+    raise UserError(f"{path} is neither npz nor safetensors: {_what(path, start)}")
 
 
-def _what(start: bytes) -> str:
+def _what(path: Path, start: bytes) -> str:
     if start[:1] == b"\x80" or start[:4] == b"PK\x03\x04":
-        return _PICKLE
+        return _pickled(path)
     return "it starts with " + repr(start[:8])
+
+
+def _pickled(path: Path) -> str:
+    """The reason why a pickle is not read, and the command that reads the tensors of PyTorch's."""
+    named = path if path.suffix in TORCH_SUFFIXES else f"{path.with_suffix('.pth').name} (so renamed)"
+    return (
+        "it is a pickle, which can run any code and is never read; of a file of PyTorch's "
+        f"python -m vit_jax.convert {named} FOLDER reads the tensors, and load_model takes FOLDER"
+    )
 
 
 def _open_npz(path: Path) -> dict[str, Tensor]:
@@ -84,14 +92,14 @@ def _open_npz(path: Path) -> dict[str, Tensor]:
     with _damaged(path, "its list of arrays"), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
-                what = _PICKLE if info.filename.endswith(".pkl") else f"it holds {info.filename!r}"
+                what = _pickled(path) if info.filename.endswith(".pkl") else f"it holds {info.filename!r}"
                 raise UserError(f"{path} is not an npz file of arrays: {what}")
             with archive.open(info) as file:
                 shape, fortran, dtype = _npy_header(file)
                 skip = file.tell()
             name = info.filename.removesuffix(".npy")
             if dtype.hasobject:
-                raise UserError(f"{path} holds Python objects in {name}: {_PICKLE}")
+                raise UserError(f"{path} holds Python objects in {name}: {_pickled(path)}")
             kind = "bfloat16" if dtype == np.dtype("V2") else dtype.name
             if skip + math.prod(shape) * dtype.itemsize != info.file_size:
                 raise ValueError(f"{name} is not as long as its shape says")

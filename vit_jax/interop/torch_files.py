@@ -1,4 +1,4 @@
-"""PyTorch's own files, `.pth` and `.pt`, in which authors publish weights: read by PyTorch, and nowhere else.
+"""PyTorch's own files, such as `.pth`, in which authors publish weights: read by PyTorch, and nowhere else.
 
 `torch.load(weights_only=True)` runs in a process of its own, where torch is installed; it takes tensors and
 plain values and refuses every other object, so that no code of the file is run. Only `vit_jax.convert` reads
@@ -7,6 +7,7 @@ such files: all else refuses pickles.
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,10 @@ from vit_jax.errors import UserError
 from vit_jax.interop import openai, timm
 from vit_jax.interop.beside import write_beside
 from vit_jax.interop.projection_heads import OWNS, read_heads
+from vit_jax.interop.tensor_files import TORCH_MODEL
+from vit_jax.interop.tensor_files import TORCH_SUFFIXES as SUFFIXES
 from vit_jax.interop.timm.authors import PIXELS, as_timm
 
-SUFFIXES = (".pth", ".pt")
 OLDEST_TORCH = (2, 6)  # Before, weights_only=True could be made to run code (CVE-2025-32434).
 
 # Finds the tensors, by the key that is asked for or the only one that holds some, and saves them with what
@@ -40,7 +42,8 @@ except Exception as error:
         sys.exit(f"torch cannot read it: {{str(error).splitlines()[0]}}")
     found = re.search(r"GLOBAL ([\\w.]+)", str(error))
     what = found[1] if found else "other objects"
-    sys.exit(f"it holds more than tensors ({{what}}), which are not unpickled")
+    advice = "where you trust it, load it with its packages and torch.save(model.state_dict(), 'FILE.pth')"
+    sys.exit(f"it holds more than tensors ({{what}}), which are not unpickled; {{advice}}")
 
 def tensors(value):
     return isinstance(value, dict) and value and all(isinstance(x, torch.Tensor) for x in value.values())
@@ -65,8 +68,9 @@ floats = {{name: x.detach().clone().contiguous() for name, x in content.items() 
 save_file(floats, destination)
 """
 
-# Prefixes that wrappers put before names, and names that authors have where timm has others.
-_PREFIXES = r"^(module\.|backbone\.|encoder\.|_orig_mod\.)+"
+# Prefixes that wrappers put before names (`model` and `net`: Lightning), and names that authors have where
+# timm has others.
+_PREFIXES = r"^(module\.|model\.|net\.|backbone\.|encoder\.|_orig_mod\.)+"
 _RENAMED = {"register_tokens": "reg_token", r"\.mlp\.w12\.": ".mlp.fc1.", r"\.mlp\.w3\.": ".mlp.fc2."}
 _RENAMED[r"^blocks\.\d+\.(?=\d+\.)"] = "blocks."  # Blocks in chunks, which count through all of them.
 # What belongs to pre-training and not to the model: tokens that mask, decoders, projection heads.
@@ -94,6 +98,9 @@ def refuse_module(source: str) -> None:
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
     """Writes the tensors of one of PyTorch's files into a folder as timm has them, DINO's heads beside them.
 
+    Those of a `pytorch_model.bin` with a library's `config.json` beside it keep their names, and the folder
+    gets the library's files too. Tensors of float64 are rounded to float32.
+
     Args:
       source: the path; `FILE@KEY` where the file holds several dicts of tensors, such as `teacher`.
       folder: an empty one, for the new file.
@@ -120,14 +127,31 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
         missing = re.search(r"No module named '(\w+)'", lines[-1])
         words = f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
         raise UserError(f"{path}: {words}")
-    named = [(_short(name), array) for name, array in load_file(read).items()]
+    loaded, notes = load_file(read), []
+    doubles = [name for name, array in loaded.items() if array.dtype == np.float64]
+    if doubles:
+        loaded |= {name: loaded[name].astype(np.float32) for name in doubles}
+        notes.append(f"rounded from float64 to float32: {len(doubles):,} tensors, such as {doubles[0]}")
+    if Path(path).name == TORCH_MODEL and (described := Path(path).with_name("config.json")).is_file():
+        if pixels is not None:
+            raise UserError(
+                f"--pixels={pixels} is not for {path}, whose files beside it say how pixels are seen"
+            )
+        read.unlink()
+        save_file(loaded, folder / "model.safetensors")
+        for file in (described, described.with_name("preprocessor_config.json")):
+            if file.is_file():
+                shutil.copy(file, folder)
+        return folder, notes
+    named = [(_short(name), array) for name, array in loaded.items()]
     if openai.LIBRARY.claims(read, {}, dict(named)):
-        return _of_openai(dict(named), read, pixels)
+        place, more = _of_openai(dict(named), read, pixels)
+        return place, notes + more
     form = next((form for form in timm.LIBRARY.formats if form.claims({}, dict(named))), None)
     convnext = any(short.startswith("downsample_layers.") for short, _ in named)
     left = _LEFT_OUT_OF_CONVNEXT if convnext else _LEFT_OUT
     kept = form.objective.owns if form and form.objective else "$"
-    notes, heads = [], None
+    heads = None
     try:
         heads = read_heads({short: array for short, array in named if OWNS.match(short)})
     except UserError as error:

@@ -214,6 +214,9 @@ def _arguments(tensors: dict[str, Tensor], config: dict, image_size) -> tuple[di
     assumed = (
         "" if "embed_dim" in said else f"{values['heads']} heads and exact GELU, as there is no {missing}"
     )
+    if distillation == "token":
+        words = "features of the class token alone, where timm's are its mean with the distillation token"
+        assumed = f"{assumed} and {words}" if assumed else words
     return values | dict(image_size=image_size_of(values, rows, stated, image_size)), assumed
 
 
@@ -374,7 +377,11 @@ def _describe(values: dict) -> dict:
             remedy = "; --position=1d writes them as a table" if values[option] in FIXED else ""
             raise UserError(f"{title} has no {option}={values[option]!r}{remedy}")
     if values["distillation"] == "token":
-        raise UserError("timm's distilled ViT has two heads; this model has one (distillation='token')")
+        heads = "one" if values["num_classes"] else "none, and there features are the mean of two tokens"
+        raise UserError(
+            f"timm's distilled ViT has two heads; this model has {heads} (distillation='token'); "
+            "--to=transformers has such a model"
+        )
     blocks = values["resnet_blocks"]
     if blocks is not None and blocks not in _HYBRIDS:
         raise UserError(f"timm has no hybrid with {list(blocks)} units")

@@ -1,4 +1,7 @@
-"""SigLIP's image tower in Hugging Face Transformers, alone or of a whole SigLIP; the second version's too."""
+"""SigLIP's image tower in Hugging Face Transformers; the second version's too.
+
+It is read alone, of a whole SigLIP, or with a classifier, which reads the mean of the patches.
+"""
 
 import numpy as np
 
@@ -41,12 +44,15 @@ _RULES = (
     *torch_norm("attention_pooling/norm", _HEAD + "layernorm"),
     *torch_dense(r"attention_pooling/mlp/fc(\d)", _HEAD + "mlp.fc{0}"),
 )
+_CLASSIFIER = (*RULES, *torch_dense("head", "classifier"))
 _TYPES = ("siglip", "siglip_vision_model")
 
 
 def _rename(tensors: Tensors, config: dict) -> Tensors:
     """The image tower's tensors, the head's queries apart from its keys and values."""
     tensors = image_tower(tensors)
+    if "classifier.weight" in tensors:  # It does not read the pooled vector.
+        return {name: x for name, x in tensors.items() if not name.startswith(_HEAD)}
     for kind in ("weight", "bias"):
         if (packed := tensors.pop(f"{_ATTENTION}in_proj_{kind}", None)) is not None:
             rows = packed.shape[0] // 3
@@ -73,12 +79,18 @@ def _arguments(tensors: Tensors, config: dict, image_size) -> tuple[dict, str]:
 
     Pixels at the right and the bottom that no patch reads are not part of its images.
     """
-    require_class(config, "SiglipModel", "SiglipVisionModel")
-    tower, words = whole_or_tower(config, DEFAULTS)
-    require_always(tower, dict(vision_use_head=True))
-    values: Values = read_sizes(tower) | dict(
-        num_classes=0, pooling="map", position_resize="bicubic", gelu=read_gelu(tower)
+    head = tensors.get("classifier.bias")
+    require_class(
+        config, *(("SiglipForImageClassification",) if head else ("SiglipModel", "SiglipVisionModel"))
     )
+    tower, words = whole_or_tower(config, DEFAULTS)
+    values: Values = read_sizes(tower) | dict(position_resize="bicubic", gelu=read_gelu(tower))
+    if head:
+        values |= dict(num_classes=head.shape[0], pooling="gap")
+        words = ""
+    else:
+        require_always(tower, dict(vision_use_head=True))
+        values |= dict(num_classes=0, pooling="map")
     require_square(_TITLE, values)
     said, patch = values["image_size"][0], values["patch_size"]
     side = said // patch * patch
@@ -111,7 +123,7 @@ FORMAT = Format(
     model=ViT,
     claims=lambda config, tensors: config.get("model_type") in _TYPES,
     arguments=_arguments,
-    rules=lambda values: _RULES,
+    rules=lambda values: _RULES if values["pooling"] == "map" else _CLASSIFIER,
     describe=_describe,
     rename=_rename,
     finish=_finish,
