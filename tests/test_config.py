@@ -227,11 +227,8 @@ SMOKE = (
     *("deit:recipe=deit3", "deit:teacher=random", "dinov2:run=high_resolution"),
     *("finetune:model=ViT-B/16", "bit_hyperrule:model=BiT-R50x1", "beit:task=finetune"),
 )
-# Pytest alone runs one of them, and one with a teacher.
-SMOKE = [
-    name if name in ("vit_s16_i1k", "beitv2") else pytest.param(name, marks=pytest.mark.slow)
-    for name in SMOKE
-]
+# `pytest` runs one of them.
+SMOKE = [name if name == "vit_s16_i1k" else pytest.param(name, marks=pytest.mark.slow) for name in SMOKE]
 
 
 @pytest.mark.parametrize("name", SMOKE)

@@ -260,6 +260,7 @@ def test_training_run_writes_the_accuracies_of_its_parameters(run):
     assert line in (run / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_suite_without_steps_of_its_own_is_run_at_the_end_alone(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     probed = [row for row in rows if any(key.startswith("probe/") for key in row)]

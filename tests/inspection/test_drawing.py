@@ -72,6 +72,7 @@ STAGED = {
 }
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("name", STAGED)
 def test_a_model_of_stages_is_drawn_by_stages(name, files, tmp_path, capsys):
     model = create_model(name, num_classes=5, image_size=(32, 40), **STAGED[name])

@@ -56,6 +56,7 @@ def test_a_name_is_of_one_family_which_spells_it_back(family, name):
         assert family.spell(defaults | family.parse(name)) == name.replace("BEiTv2", "BEiT")
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_features_are_what_enters_the_head(family):
     _, values = parse_name(family.names[0])

@@ -227,6 +227,7 @@ def test_dropout_follows_its_key():
     assert not np.allclose(first, other)
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("values", [{}, {"scan": True}, {"rope": "dinov3", "rope_rescale": 2.0}])
 def test_tokens_after_some_layers_are_those_on_the_way_to_the_last(values):
     model = random_model(depth=4, stochastic_depth=0.5, dropout=0.1, **values)

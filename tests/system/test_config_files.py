@@ -37,6 +37,7 @@ def installed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("name", "said"),
     [

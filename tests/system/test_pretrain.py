@@ -62,6 +62,7 @@ def test_reconstructions_of_every_evaluation_are_in_the_report(pretrained):
     assert all(0.25 <= share < 0.45 for share in shares), shares
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_from_a_run_with_its_decoder(run, pretrained, tmp_path):
     """By the loss of the same test images, of which the same patches are hidden."""
     workdir, printed = pretrained

@@ -152,6 +152,7 @@ def test_mistakes_are_one_line_with_the_remedy(arguments, token, words, push, hu
     assert {*hub.repositories} == {"ada/taken"}
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -326,6 +326,7 @@ def opened(source, monkeypatch) -> tuple[WithHeads, dict]:
     return found.model, found.read()
 
 
+@pytest.mark.one_variant
 @pytest.mark.parametrize("saved", [False, True], ids=["workdir", "folder"])
 def test_a_run_is_opened_as_a_tokeniser_with_its_codebook(run, saved, tmp_path, monkeypatch):
     source = run
