@@ -158,7 +158,9 @@ def _splits(source: readers.RawDataSet) -> str:
     """A line on the splits and classes that were recognised."""
     splits = ", ".join(dict.fromkeys(unit.split for unit in source.units))
     classes = f", {len(source.class_names):,} classes" if source.class_names else ""
-    return f"{len(source.units):,} parts{classes}, splits {splits}"
+    bare = {unit.split for unit in source.units if unit.label < 0} if source.kind == "folder" else ()
+    unlabelled = f" ({', '.join(sorted(bare))} without classes: images without labels)" if bare else ""
+    return f"{len(source.units):,} parts{classes}, splits {splits}{unlabelled}"
 
 
 class Workers:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.data.test_prepare import add, picture, prepare, read
+from tests.data.test_prepare import GOLDEN, add, picture, prepare, read
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.preparation import readers
@@ -292,3 +293,23 @@ def test_small_parquet_of_gigabytes_is_refused_in_little_memory(image, rows, tmp
     with pytest.raises(UserError, match=r"a.parquet holds more than \d+ MiB in .* bytes: it is damaged"):
         prepare(file, tmp_path / "out", name="a")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB.
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("dataset_info.json", "{DATASET}", "{GONE}"),
+        ("dataset_info.json", '"splits": [', '"splits": {'),
+        ("features.json", "tensorflow_datasets.core", "gone"),
+        ("features.json", '"featuresDict"', '"tensor"'),
+    ],
+)
+def test_hostile_description_of_a_tfds_data_set_is_one_line(file, old, new, tmp_path):
+    copy = Path(shutil.copytree(GOLDEN / "mini" / "2.3.1", tmp_path / "mini" / "2.3.1"))
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new))
+    with pytest.raises(UserError, match="is no prepared TFDS data set"):
+        readers.find(str(copy))
+    with pytest.raises(UserError, match="mini"):
+        open_source("tfds", "train", path=str(copy))[0]

@@ -652,9 +652,9 @@ def _rows_of(path: str, image: str, label: str, limit: int) -> Iterator[tuple[An
     """Yields the image and the label of each row, with few rows in memory at once."""
     with _reading(path):
         parquet = _parquet(path)
+        # Not of its columns: to look at their metadata ends the process where these are damaged.
         groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
-        columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-        if max((column.total_uncompressed_size for column in columns), default=0) > limit:
+        if max((group.total_byte_size for group in groups), default=0) > limit:
             raise UserError(_too_large(path, limit))
         for batch in parquet.iter_batches(PARQUET_ROWS, columns=[image, label]):
             yield from zip(batch[image].to_pylist(), batch[label].to_pylist(), strict=True)
@@ -698,6 +698,11 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
 
     try:
         info = tfds.builder_from_directory(root).info
+        units = [
+            Unit(split.name, str(path), end=length)
+            for split in info.splits.values()
+            for path, length in zip(split.filepaths, split.shard_lengths, strict=True)
+        ]
     except Exception as error:  # Its files are JSON of any content, which TFDS does not check.
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"{root} is no prepared TFDS data set: {reason}") from error
@@ -707,11 +712,6 @@ def _find_tfds(root: Path, label_key: str | None) -> RawDataSet:
     label_key = label_key or "label"
     feature = dict(info.features).get(label_key)
     names = list(feature.names) if isinstance(feature, tfds.features.ClassLabel) and feature.names else None
-    units = [
-        Unit(split.name, str(path), end=length)
-        for split in info.splits.values()
-        for path, length in zip(split.filepaths, split.shard_lengths, strict=True)
-    ]
     return RawDataSet("tfds", root, units, names, label_key)
 
 

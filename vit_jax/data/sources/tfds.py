@@ -75,7 +75,9 @@ def tfds_builder(path: str):
         there = ", ".join(str(file.parent) for file in sorted(inner)[:5])
         there = f"; there is one in {there}" if inner else f": {first_line(error)}"
         raise UserError(f"no prepared data set in {name} (data.path){there}") from error
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+    except Exception as error:  # A folder's files are JSON of any content, which TFDS does not check.
+        if is_folder or not isinstance(error, tfds.core.DatasetNotFoundError | ValueError):
+            raise UserError(f"cannot read the data set {name} (data.path): {first_line(error)}") from error
         raise UserError(
             f"TFDS knows no data set {name!r} (data.path): {first_line(error)}; docs/data.md says "
             "how data of your own are given"
