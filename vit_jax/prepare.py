@@ -7,6 +7,7 @@ with what was stopped. --retrieve_for=SET --embeddings=CHECKPOINT keeps of the t
 the images of SET, and no near-duplicates.
 """
 
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -93,11 +94,12 @@ def main(arguments: list[str]) -> None:
         embedding = make_embedder(values.embeddings, values.image_size), Workers(1)
     source = readers.find(arguments[0], values.kind, values.label_key)
     print(f"{arguments[0]}: {source.kind}, {_splits(source)}", flush=True)
+    say = functools.partial(print, flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Workers(values.workers) as run:
             write = Beam(values.beam, arguments[1:]) if values.beam else run
-            done = writer.prepare(source, Path(values.out), options, run, write, embedding)
+            done = writer.prepare(source, Path(values.out), options, run, write, embedding, say)
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on from here", flush=True)
         sys.exit(130)

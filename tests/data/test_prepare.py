@@ -173,6 +173,24 @@ def test_each_kind_keeps_every_example_once(make, kind, splits, tmp_path):
     assert not (done.folder / writer.WORK).exists()
 
 
+def test_classes_images_and_unused_files_are_listed_before_anything_is_written(folder, tmp_path):
+    (folder / "train" / CLASSES[0] / "notes.txt").write_text("")
+    lines = []
+
+    def write(tasks, what, unit):
+        lines.append(f"{what}: {len(tasks)}")
+        run(tasks, what, unit)
+
+    source = readers.find(str(folder))
+    writer.prepare(source, tmp_path / "out", writer.Options(shards=1), run, write, say=lines.append)
+    train, test = len(ALL["train"]), len(ALL["test"])
+    names, images, left_out, first, *_ = lines
+    assert names == f"{len(CLASSES)} classes: {', '.join(CLASSES)}"
+    assert sorted(images.split(", ")) == [f"test {test} images", f"train {train} images"]
+    assert left_out == f"note: left out: {len(list(folder.rglob('*.txt')))} .txt files"
+    assert first.startswith("writing ")
+
+
 def test_several_labels_an_image_are_a_sequence(tmp_path):
     done = prepare(make_parquet(tmp_path, several=True), tmp_path / "out")
     assert done.label_key == "labels"

@@ -28,7 +28,13 @@ def test_log_has_the_table_the_summary_and_the_progress(finished):
     log = (finished / "log.txt").read_text()
     assert "patch_embedding/kernel" in log
     assert "devices  1 x cpu" in log
-    assert log.index("devices ") < log.index("compiling the step ...") < log.index("first step done")
+    assert "classes  0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n" in log
+    assert (
+        log.index("classes ")
+        < log.index("devices ")
+        < log.index("compiling the step ...")
+        < log.index("first step done")
+    )
     assert re.search(
         r"step 35/40 \| epoch 0\.8 \| loss [\d.]+ \| accuracy [\d.]+% \| lr \S+ \| [\d,]+ images/s "
         r"\([\d,]+ a device\) \| .* left",

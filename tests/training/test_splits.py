@@ -7,6 +7,7 @@ import pytest
 from tests.data.test_slices import make_folder
 from vit_jax.config import base_config
 from vit_jax.errors import UserError
+from vit_jax.runs.run_summary import unused
 from vit_jax.runs.splits import notes, open_splits
 
 
@@ -25,6 +26,16 @@ def test_splits_are_those_of_the_config_and_share_the_numbers_of_classes(tmp_pat
     assert splits.chosen_by == "dev"
     assert {source.class_names for source in splits.named.values()} == {("ant", "cat")}
     assert notes(base_config(), splits) == ["note: no test images of ant"]
+
+
+def test_files_that_no_split_uses_are_counted_by_reason(tmp_path):
+    for split in ("train", "test"):
+        make_folder(tmp_path / split, {"ant": 4, "cat": 4})
+        (tmp_path / split / "cat" / "notes.txt").write_text("")
+    (tmp_path / "test" / "ant" / "clip.mp4").write_text("")
+    names = dict(train_split="train[:50%]", dev_split="train[50%:]")
+    splits = open_splits(config_of(source="folder", path=str(tmp_path), **names))
+    assert unused(splits) == ["training and dev: 1 .txt files", "test: 1 .mp4 files, 1 .txt files"]
 
 
 def test_without_a_dev_split_the_test_images_choose():

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from vit_jax.data.class_names import shortened
 from vit_jax.data.labels import check_lists, from_one_hot, one_hot_width
 from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder_rules import in_words
@@ -292,6 +293,21 @@ def class_names(source: readers.RawDataSet, index: Index) -> list[str]:
     if source.class_names is not None:
         return source.class_names
     return [str(number) for number in range(int(index.labels.max(initial=0)) + 1)]
+
+
+def description(source: readers.RawDataSet, index: Index) -> list[str]:
+    """Returns lines on what was found: classes, images of each split, and unused files by reason."""
+    lines = []
+    if source.class_names is not None or (index.labels >= 0).any():
+        names = class_names(source, index)
+        lines.append(f"{len(names):,} classes: {shortened(names)}")
+    images, counts = np.bincount(index.entries["unit"], minlength=len(source.units)), Counter()
+    for unit, count in zip(source.units, images.tolist(), strict=True):
+        counts[unit.split] += count
+    lines.append(", ".join(f"{split} {count:,} images" for split, count in counts.items()))
+    if index.left_out:
+        lines.append(f"note: left out: {in_words(index.left_out)}")
+    return lines
 
 
 # Order: a random permutation of each split. Any part of it from its beginning is a fair sample.

@@ -31,6 +31,7 @@ from vit_jax.preparation.index import (
     build_index,
     choose_shots,
     class_names,
+    description,
     load_index,
     locked,
     mapped,
@@ -111,6 +112,7 @@ def prepare(
     run: Run,
     write: Run,
     embedding: tuple[Embedder, Run] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Prepared:
     """Makes `out/NAME/VERSION`, or goes on making it; `write` runs the last phase, which is the long one.
 
@@ -143,6 +145,8 @@ def prepare(
             leftover.unlink(missing_ok=True)
         _claim(work, settings)
         index = build_index(source, options.seed, work, run)
+        for line in description(source, index):
+            say(line)
         features = _features(source, index)
         (work / "metadata").mkdir(exist_ok=True)
         features.save_config(work / "metadata")

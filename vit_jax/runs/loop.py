@@ -209,6 +209,7 @@ class Run:
             writer=writer,
             ledger=self.ledger,
             skipped=int(self.metrics["skipped"]["total"]),
+            classes=len(parts.splits.train.class_names) if objective_of(self.config).labels else 0,
         )
         trace = Trace(named_steps(self.config.profile), workdir / "profile", console.say)
         self.trace = held.enter_context(trace)

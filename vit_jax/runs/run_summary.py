@@ -6,8 +6,11 @@ import jax
 from clu import parameter_overview
 from ml_collections import ConfigDict
 
+from vit_jax.data.class_names import shortened
 from vit_jax.data.pipeline import decoders
+from vit_jax.data.sources.folder_rules import in_words
 from vit_jax.runs.assemble import Parts
+from vit_jax.runs.splits import SPOKEN, Splits
 from vit_jax.training.lora import objective_weights
 from vit_jax.training.objectives import objective_of
 
@@ -24,6 +27,7 @@ def describe(parts: Parts, manifest: dict) -> str:
     table = parameter_overview.get_parameter_overview(shown, include_stats=False)
     images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
+    labelled = objective_of(config).labels
     objective = f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
     return "\n".join(
         [
@@ -33,7 +37,9 @@ def describe(parts: Parts, manifest: dict) -> str:
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
             + (f"{images['dev']:,} to choose by, " if "dev" in images else "")
             + f"{images['test']:,} to test"
-            + (classes if objective_of(config).labels else ""),
+            + (classes if labelled else ""),
+            *([f"classes  {shortened(parts.splits.train.class_names)}"] if labelled else ()),
+            *(f"unused   {line}" for line in unused(parts.splits)),
             f"decodes  {_decoders(config, images['train'])}",
             f"trains   {objective}",
             *(f"frozen   {line}" for line in (parts.frozen.found if parts.frozen else ())),
@@ -43,6 +49,15 @@ def describe(parts: Parts, manifest: dict) -> str:
             f"run      {manifest['steps']:,} steps, seed {config.seed}",
         ]
     )
+
+
+def unused(splits: Splits) -> list[str]:
+    """Returns lines with the number of unused files by reason; slices of one folder share a line."""
+    names: dict[str, list[str]] = {}
+    for name, source in splits.named.items():
+        if source.left_out:
+            names.setdefault(in_words(source.left_out), []).append(SPOKEN[name])
+    return [f"{' and '.join(spoken)}: {counts}" for counts, spoken in names.items()]
 
 
 def _decoders(config: ConfigDict, images: int) -> str:

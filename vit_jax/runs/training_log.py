@@ -13,6 +13,8 @@ from vit_jax.runs.goodput import Ledger
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Program
 
+MANY = 64  # Images that are not all classified correctly by chance.
+
 OPTIONS = {
     "log_every": Option(50, whole(1), "Steps between lines of the log.", operational=True),
 }
@@ -26,6 +28,7 @@ class TrainLog:
       flops: of training, for each image.
       ledger: what of the time was training.
       skipped: updates that were left out before.
+      classes: in the training split; 0: the objective has no labels.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class TrainLog:
         writer: MetricWriter | None,
         ledger: Ledger,
         skipped: int,
+        classes: int = 0,
     ):
         self._steps, self._batch_size, self._images = steps, config.batch_size, images
         self._schedule, self._objective = program.schedule, program.abstract_objective()
@@ -53,6 +57,7 @@ class TrainLog:
         self._pending = None
         self._skipped = skipped
         self._begun = self._logged = None
+        self._suspicion = Suspicion(classes)
 
     def begin(self, step: int) -> None:
         """Begins to count speed, now that the program is compiled."""
@@ -125,6 +130,8 @@ class TrainLog:
         if not self._warned and (warning := self._objective.warning(means, step)):
             self._console.say(f"warning: {warning}")
             self._warned = True
+        if self._begun[0] == 1 and (remark := self._suspicion.remark(means, step * self._batch_size)):
+            self._console.say(f"warning: {remark}")
         if self._writer:
             self._writer.write(step, row)
 
@@ -138,3 +145,38 @@ class TrainLog:
         row = self._ledger.row()
         training = row["time/train"] + row["time/data"]
         return training, training + row["time/evaluate"] + row["time/save"]
+
+
+class Suspicion:
+    """Finds figures of the first steps that no training has: they tell of wrong or missing labels.
+
+    Args:
+      classes: in the training split; 0: there are no labels.
+    """
+
+    def __init__(self, classes: int):
+        self._classes, self._over = classes, False
+        self._constant: float | None = None  # The accuracy of all rows so far.
+
+    def remark(self, means: dict[str, float], images: int) -> str | None:
+        """Returns a remark, once, where the loss is 0 or accuracy constantly 0 or 1 from the first step on.
+
+        Args:
+          means: of the metrics since the last row.
+          images: trained on since the first step.
+        """
+        if self._over:
+            return None
+        first, accuracy = self._constant is None, means.get("accuracy")
+        self._over = not first and accuracy != self._constant or accuracy not in (0.0, 1.0)
+        self._constant = accuracy
+        # By chance no image of so many is right in 1 of 20,000 runs.
+        enough = images >= (10 * self._classes if accuracy == 0.0 else MANY)
+        if first and abs(means["loss"]) < 0.00005:
+            figure = "the loss is 0.0000"
+        elif not self._over and self._classes and enough:
+            figure = f"the accuracy is {accuracy:.0%}"
+        else:
+            return None
+        self._over = True
+        return f"{figure} from the first step on: check the labels, and the classes listed at the start"
