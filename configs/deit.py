@@ -30,7 +30,7 @@ that begins with the run. They report the parameters, not the average that they 
 start at zero; DeiT III's do not, as LAMB moves a kernel by its length.
 """
 
-from vit_jax.config import choose, named_values
+from vit_jax.config import base_config, choose, named_values
 from vit_jax.errors import UserError, nearest
 from vit_jax.recipes import IMAGENET_21K_IMAGES, IMAGENET_IMAGES, deit_like
 
@@ -121,4 +121,5 @@ def deit3(model, task):
         config.loss.name, config.loss.label_smoothing, config.data.repeats = "binary", 0.0, 3
     else:
         config.data.crop, config.augment.mixup = "simple_random", 0.0
+        config.data.crop_area = base_config().data.crop_area  # Which that crop does not read.
     return config

@@ -15,6 +15,7 @@ def get_config(argument=None):
     config = pretraining("ViT-B/16")  # Batch 4096, Adam, 10,000 steps of warm-up, clipping at 1.
     config.steps = 1_000_000
     config.objective.name, config.objective.target = "masked_patch", "color"
+    config.loss.name = "softmax"  # That of a classification, which this is not.
     config.optimizer.learning_rate, config.optimizer.weight_decay = 2e-4, 0.1
     config.optimizer.schedule, config.optimizer.end_learning_rate = "cosine", 0.0
     config.model.dropout, config.model.pre_logits = 0.0, False

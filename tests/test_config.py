@@ -16,7 +16,7 @@ from vit_jax import config as configs
 from vit_jax import config_page
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, create_model, model_factory
-from vit_jax.options import read_options
+from vit_jax.options import of_objectives, only_with, read_options
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.runs import rate_search
 from vit_jax.runs.frozen_model import frozen_shapes
@@ -544,3 +544,67 @@ def test_options_that_are_annotated_are_read_too(tmp_path):
         'OPTIONS: dict[str, Option] = {"mesh.depth": Option(1, whole(1), "Devices above one another.")}\n'
     )
     assert read_options(file)["mesh.depth"].default == 1
+
+
+UNREAD = {
+    "data.path with digits": {"data.path": "/data/pets"},
+    "parts of no mixture": {"data.parts": ("digits:",)},
+    "shares of no mixture": {"data.weights": (1.0,)},
+    "label key of a folder": {"data.source": "folder", "data.path": "/d", "data.label_key": "y"},
+    "area of the whole image": {"data.crop": "none", "data.crop_area": (0.5, 1.0)},
+    "resize of inception": {"data.crop_resize": 448},
+    "share of no CutMix": {"augment.cutmix_share": 0.2},
+    "mask ratio of a classification": {"objective.mask_ratio": 0.6},
+    "mae's decoder with dino": {"objective.name": "dino", "objective.decoder_dim": 256},
+    "small crops where there are none": {"objective.name": "dino", "objective.local_size": 64},
+    "loss of mae": {"objective.name": "mae", "loss.name": "sigmoid"},
+    "second moment of SGD": {"optimizer.name": "sgd", "optimizer.beta2": 0.99},
+    "end of stairs": {"optimizer.schedule": "stairs", "optimizer.end_learning_rate": 1e-5},
+    "stairs of a cosine": {"optimizer.stairs": (0.5,)},
+    "average from without an average": {"optimizer.average_from": "weights"},
+    "rank without LoRA": {"finetune.lora_rank": 4},
+    "kept head of no checkpoint": {"finetune.head": "kept"},
+    "shots of no data set": {"fewshot.shots": (5,)},
+    "options of no suite": {"evaluate.options": ("set=digits:",)},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_values_that_the_run_does_not_read_are_refused(name):
+    config = configs.base_config()
+    config.steps = 10
+    config.update_from_flattened_dict(UNREAD[name])
+    *_, key = UNREAD[name]
+    with pytest.raises(UserError, match=rf"^config.{key} is .*, and this run does not read it: it needs "):
+        configs.check(config)
+    config.update_from_flattened_dict({key: default(key)})
+    configs.check(config)
+
+
+def default(key):
+    return configs.VALUES[key].default
+
+
+@pytest.mark.parametrize("argument", [(), ("smoke",)])
+def test_no_shipped_config_has_a_value_that_its_run_does_not_read(argument):
+    for name in FILES:
+        assert configs.unread(load(name, *argument)) == {}, name
+
+
+def test_a_run_that_began_with_an_unread_value_goes_on_without_it():
+    config = configs.base_config()
+    config.steps = 10
+    config.objective.mask_ratio = 0.6
+    saved = configs.to_json(config)
+    config.objective.mask_ratio = None
+    assert configs.differences(saved, config) == []
+    config.objective.name = "mae"
+    assert configs.differences(saved, config) == ["objective.name: classification -> mae"]
+
+
+def test_every_objective_is_known_to_the_options_of_objectives():
+    for name in OBJECTIVES:
+        config = configs.base_config()
+        config.objective.name = name
+        assert only_with("objective.name", name)(config) == ""
+        assert (of_objectives("classification")(config) == "") == (name == "classification")

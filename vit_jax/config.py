@@ -122,6 +122,7 @@ def choose(config: ConfigDict, argument: str | None) -> ConfigDict:
     config.optimizer.warmup_steps = 1
     smaller = {key: option.smoke for key, option in VALUES.items() if option.smoke is not None}
     config.update_from_flattened_dict(smaller)
+    config.update_from_flattened_dict({key: VALUES[key].default for key in unread(config)})
     return config
 
 
@@ -150,11 +151,33 @@ def check_values(given: Mapping[str, Any]) -> None:
             _require(value.rule.holds(given[key]), key, given[key], value.rule.words)
 
 
-def check(config: ConfigDict) -> None:
-    """Raises UserError for keys and values that no run could use."""
+def check(config: ConfigDict, handed_in: bool = False) -> None:
+    """Raises UserError for keys and values that no run could use, and for values that this one does not read.
+
+    Args:
+      handed_in: a program hands in the objective, which reads whatever it likes of that section.
+    """
     check_values(dict(leaves(config)))
     for key in VALUES:
         check_fits(config, key)
+    for key, needs in unread(config).items():
+        if not (handed_in and key.startswith("objective.")):
+            value = dict(leaves(config))[key]
+            raise UserError(
+                f"config.{key} is {value!r}, and this run does not read it: it needs {needs}; "
+                f"otherwise leave it at {VALUES[key].default!r}"
+            )
+
+
+def unread(config: ConfigDict) -> dict[str, str]:
+    """The keys of values that are not the default and are not read, each with what it needs to be read."""
+    changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
+    needed = {key: needs(config) for key in changed if (needs := VALUES[key].needs)}
+    return {key: words for key, words in needed.items() if words}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def check_fits(config: ConfigDict, key: str) -> None:
@@ -191,10 +214,12 @@ def differences(saved: str, config: ConfigDict) -> list[str]:
     # What did not exist when it was saved is as it was then: the default.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
+    # Nor does it matter to a run what it has not read, and earlier versions took.
+    ignored = OPERATIONAL | unread(from_json(saved)).keys()
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"
         for key in sorted(old.keys() | new.keys())
-        if key not in OPERATIONAL and old.get(key) != new.get(key)
+        if key not in ignored and old.get(key) != new.get(key)
     ]
 
 

@@ -64,7 +64,7 @@ def train(
         changes |= {"model.name": "", "finetune.checkpoint": "handed_in", "finetune.head": "kept"}
     with config.unlocked():
         config.update_from_flattened_dict(changes)
-    check(config)
+    check(config, handed_in=objective is not None)
 
     from vit_jax.runs.caller import Caller
     from vit_jax.runs.loop import train as run

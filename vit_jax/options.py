@@ -5,7 +5,9 @@ them. A rule says what a single value may be, in the words of an error.
 """
 
 import ast
+import functools
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -128,6 +130,8 @@ class Option(NamedTuple):
       optional: None is allowed although the default is another.
       fits: takes the value and the whole config; says what the value must be beside the others, or nothing
         where it is so.
+      needs: takes the whole config; says what a run needs beside the value to read it, or nothing where it
+        reads it. A value that is not read and not the default is refused.
       smoke: in a config's two-step version; None: as in the config.
     """
 
@@ -137,12 +141,43 @@ class Option(NamedTuple):
     operational: bool = False
     optional: bool = False
     fits: Callable[[Any, Any], str] | None = None
+    needs: Callable[[Any], str] | None = None
     smoke: Any = None
 
 
 def unless(holds: bool, words: str) -> str:
     """The words for `Option.fits`, or nothing where the value holds."""
     return "" if holds else words
+
+
+def only_with(key: str, *values: Any) -> Callable[[Any], str]:
+    """Makes an `Option.needs`: the option at `key` has one of these values, or any but None, 0 and empty."""
+
+    def missing(config: Any) -> str:
+        value = functools.reduce(operator.getitem, key.split("."), config)
+        words = f"{key}={' or '.join(map(repr, values))}" if values else key
+        return unless(value in values if values else bool(value), f"{words}, and it is {value!r}")
+
+    return missing
+
+
+_OBJECTIVES = {"classification"}  # With all that have an option: the objectives that there are.
+
+
+def of_objectives(*names: str, also: str = "") -> Callable[[Any], str]:
+    """Makes an `Option.needs` of the objectives that read it; one that a program hands in may read all.
+
+    Args:
+      also: the key of an option that must not be None, 0 or empty.
+    """
+    _OBJECTIVES.update(names)
+
+    def missing(config: Any) -> str:
+        if config.objective.name not in _OBJECTIVES:
+            return ""
+        return only_with("objective.name", *names)(config) or (also and only_with(also)(config))
+
+    return missing
 
 
 class _Names(dict):

@@ -41,7 +41,8 @@ def pretraining(model: str) -> ConfigDict:
 def bit_pretraining(model: str) -> ConfigDict:
     """The values that BiT's own pre-training shares (1912.11370, section 3.2): SGD in place of Adam."""
     config = pretraining(model)
-    config.optimizer.update(dict(name="sgd", beta1=0.9, schedule="stairs", warmup_steps=5000, clip_norm=0.0))
+    config.optimizer.update(dict(name="sgd", beta1=0.9, schedule="stairs", end_learning_rate=0.0))
+    config.optimizer.update(dict(warmup_steps=5000, clip_norm=0.0))
     config.optimizer.learning_rate = 0.03 * config.batch_size / 256
     config.optimizer.weight_decay, config.optimizer.coupled_decay = 1e-4, True
     return config
@@ -174,7 +175,7 @@ def tuned_codes(
     if mixed:
         config.augment.mixup, config.augment.cutmix = 0.8, 1.0
     config.data.test_resize = row.size if row.size >= 384 else row.size * 256 // 224
-    config.optimizer.update(dict(average=0.0, weight_decay=weight_decay, clip_norm=clip))
+    config.optimizer.update(dict(average=0.0, average_from="zero", weight_decay=weight_decay, clip_norm=clip))
     config.optimizer.end_learning_rate = 1e-6
     return config
 
@@ -369,7 +370,9 @@ def finetune(dataset: str, model: str = "", size: int = 384) -> ConfigDict:
         task = TASKS[row.path]
         config.data.source, config.data.train_split = "vtab", "train800val200"
         config.sweep.train_split, config.sweep.dev_split = "train800", "val200"
-        config.data.flip, config.data.crop = task.flip, "square" if task.crop else "none"
+        config.data.flip = task.flip
+        if not task.crop:
+            config.data.crop, config.data.crop_resize = "none", None
     config.evaluate_every = config.checkpoint.every = min(500, row.steps)
     return config
 
@@ -431,7 +434,8 @@ def bit_hyperrule(dataset: str, model: str = "", images: int = 0, side: int = 0,
     size = size or (128 if side < 96 else 480 if model == "BiT-R152x4" else 384)
     config.steps = rule.steps
     config.data.image_size = config.data.test_resize = size
-    config.data.crop_resize = {128: 160, 480: 512}.get(size, round(size * 448 / 384))
+    if config.data.crop != "none":
+        config.data.crop_resize = {128: 160, 480: 512}.get(size, round(size * 448 / 384))
     config.augment.mixup = rule.mixup
     config.optimizer.update(dict(schedule="stairs", warmup_steps=rule.warmup, count_from=0, clip_norm=0.0))
     config.optimizer.stairs = tuple(step / rule.steps for step in rule.stairs)

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vit_jax.options import SHARE, Option, Rule, number, several
+from vit_jax.options import SHARE, Option, Rule, number, of_objectives, several
 
 JITTER = ("brightness", "contrast", "saturation", "hue")
 RADII = (0.1, 2.0)  # Of the blur.
@@ -30,18 +30,25 @@ OPTIONS = {
         ),
         "Of dino's views: brightness, contrast, saturation, each times a factor in 1 +- x, and a turn of the "
         "hue in +- x, in a random order; the authors' is (0.4, 0.4, 0.2, 0.1).",
+        needs=of_objectives("dino"),
     ),
-    "objective.jitter_probability": Option(0.8, SHARE, "Of this jitter, for each view."),
-    "objective.grey": Option(0.0, SHARE, "Probability for each of dino's views to lose its colour."),
+    "objective.jitter_probability": Option(
+        0.8, SHARE, "Of this jitter, for each view.", needs=of_objectives("dino")
+    ),
+    "objective.grey": Option(
+        0.0, SHARE, "Probability for each of dino's views to lose its colour.", needs=of_objectives("dino")
+    ),
     "objective.blur": Option(
         (0.0, 0.0, 0.0),
         SHARES,
         "Probability of Gaussian blur: of dino's first large view, the second one, and each small one.",
+        needs=of_objectives("dino"),
     ),
     "objective.solarize": Option(
         (0.0, 0.0, 0.0),
         SHARES,
         f"Probability of inverting values of {THRESHOLD} and above, of the same three.",
+        needs=of_objectives("dino"),
     ),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.data.decode import PILLOW, Box, Jpeg, Pixels, open_image
 from vit_jax.errors import UserError
-from vit_jax.options import Option, flag, number, one_of, several, unless, whole
+from vit_jax.options import Option, flag, number, one_of, only_with, several, unless, whole
 
 CROPS = ("inception", "random_resized", "square", "short_side", "simple_random", "none")
 TEST_CROPS = ("short_side", "square")
@@ -35,11 +35,13 @@ OPTIONS = {
         (0.05, 1.0),
         several(number(above=0, most=1), count=2, ascending=True),
         "Inception and random_resized: share of the image's area.",
+        needs=only_with("data.crop", "inception", "random_resized"),
     ),
     "data.crop_aspect": Option(
         (3 / 4, 4 / 3),
         several(number(above=0, most=1e3), count=2, ascending=True),
         "Inception and random_resized: width over height.",
+        needs=only_with("data.crop", "inception", "random_resized"),
     ),
     "data.crop_resize": Option(
         None,
@@ -49,6 +51,7 @@ OPTIONS = {
             config.data.crop not in ("square", "short_side") or (value or 0) >= config.data.image_size,
             f"at least data.image_size = {config.data.image_size} for the crop {config.data.crop!r}",
         ),
+        needs=only_with("data.crop", "square", "short_side"),
     ),
     "data.flip": Option(True, flag(), "Mirror half of the training images."),
     "data.test_crop": Option(

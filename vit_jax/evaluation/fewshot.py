@@ -19,7 +19,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels
 from vit_jax.evaluation.training_options import data_sets, due
-from vit_jax.options import Option, number, several, whole
+from vit_jax.options import Option, number, only_with, several, whole
 from vit_jax.parallel.mesh import make_mesh, over_devices
 from vit_jax.progress import Progress
 
@@ -55,13 +55,17 @@ OPTIONS = {
         (1, 5, 10, 25),
         several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
         "Training images of each class.",
+        needs=only_with("fewshot.sets"),
     ),
     "fewshot.seeds": Option(
         (0, 1, 2),
         several(whole(0), least=1, different=True, words="different whole numbers, 0 or above"),
         "Seeds of the choice of images; accuracies are averaged over them.",
+        needs=only_with("fewshot.sets"),
     ),
-    "fewshot.penalty": Option(1024.0, number(least=0), "Penalty of least squares."),
+    "fewshot.penalty": Option(
+        1024.0, number(least=0), "Penalty of least squares.", needs=only_with("fewshot.sets")
+    ),
 }
 
 

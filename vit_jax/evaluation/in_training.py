@@ -13,7 +13,7 @@ from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.suite import Impossible, Measurement, Stopped, Subject, Suite
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.evaluation.training_options import due
-from vit_jax.options import Option, several, text
+from vit_jax.options import Option, only_with, several, text
 from vit_jax.parallel.peers import Peers
 
 OPTIONS = {
@@ -21,7 +21,10 @@ OPTIONS = {
         (), several(text()), "Suites of vit_jax.evaluate that are run during training too, such as 'probe'."
     ),
     "evaluate.options": Option(
-        (), several(text()), "Their options, as the command's flags: 'set=folder:/data/pets@train,val'."
+        (),
+        several(text()),
+        "Their options, as the command's flags: 'set=folder:/data/pets@train,val'.",
+        needs=only_with("evaluate.suites"),
     ),
     "evaluate.suites_every": due("Steps between them, a multiple of evaluate_every; 0: at the end alone."),
 }

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Features, single_labels
 from vit_jax.evaluation.training_options import data_sets, due
-from vit_jax.options import Option, several, whole
+from vit_jax.options import Option, only_with, several, whole
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch, whole_batch
 
 NEIGHBOURS = (10, 20, 100, 200)
@@ -24,6 +24,7 @@ OPTIONS = {
         (10, 20),
         several(whole(1), least=1, different=True, words="different whole numbers, 1 or above"),
         "Training images that vote; at most so many as there are.",
+        needs=only_with("knn.sets"),
     ),
 }
 

@@ -10,7 +10,7 @@ from vit_jax.data.sources import SOURCES, open_handed_in, open_source
 from vit_jax.data.sources.base import Source, Subset, check_labelled, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
-from vit_jax.options import SPLIT, Option, either, number, several, text, whole
+from vit_jax.options import SPLIT, Option, either, number, only_with, several, text, whole
 from vit_jax.training.objectives import objective_of
 
 MANY = 10**9  # Images of a split whose size is not known, for the shares that are cut out of it.
@@ -21,13 +21,22 @@ OPTIONS = {
         "digits", text(r"\w+"), "Kind of data: digits, folder, tfds or another of vit_jax/data/sources."
     ),
     "data.path": Option(
-        "", text(), "The folder, a CSV, TFDS's `name` or `name:data_dir`, a pattern of files."
+        "",
+        text(),
+        "The folder, a CSV, TFDS's `name` or `name:data_dir`, a pattern of files.",
+        needs=lambda config: only_with("data.source", *_with_path())(config),
     ),
     "data.parts": Option(
-        None, several(text()), "Parts of a mixture: ('tfds:imagenet2012', 'folder:/data/pets')."
+        None,
+        several(text()),
+        "Parts of a mixture: ('tfds:imagenet2012', 'folder:/data/pets').",
+        needs=only_with("data.source", "mixture"),
     ),
     "data.weights": Option(
-        None, several(number(above=0)), "Shares of a mixture's parts; None: every image counts the same."
+        None,
+        several(number(above=0)),
+        "Shares of a mixture's parts; None: every image counts the same.",
+        needs=only_with("data.source", "mixture"),
     ),
     "data.train_split": Option("train", SPLIT, "The images to train on."),
     "data.dev_split": Option(
@@ -37,12 +46,19 @@ OPTIONS = {
         "test", SPLIT, "The images to evaluate on: at the end alone, with a dev_split."
     ),
     "data.label_key": Option(
-        "label", text(), "The TFDS feature, or a CSV's column, with the label or labels."
+        "label",
+        text(),
+        "The TFDS feature, or a CSV's column, with the label or labels.",
+        needs=only_with("data.source", "csv", "tfds", "array_record", "mixture", "handed_in"),
     ),
     "data.classes": Option(
         None, several(either(text(), whole(0)), least=1), "Only images of these classes, by name; None: all."
     ),
 }
+
+
+def _with_path() -> list[str]:
+    return [kind.name for kind in SOURCES.values() if kind.path]
 
 
 class Splits(NamedTuple):

@@ -27,7 +27,7 @@ from vit_jax.interop.checkpoint import (
 from vit_jax.interop.library import REGULARISATION
 from vit_jax.models import family_of, model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
-from vit_jax.options import Option, one_of, text
+from vit_jax.options import Option, one_of, only_with, text
 from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
@@ -38,12 +38,16 @@ OPTIONS = {
         None, text(), "Where the parameters come from: what `load_model` takes; None: random ones."
     ),
     "finetune.head": Option(
-        "new", one_of("new", "kept"), "New, zeros, or the checkpoint's, its classes matched by name."
+        "new",
+        one_of("new", "kept"),
+        "New, zeros, or the checkpoint's, its classes matched by name.",
+        needs=only_with("finetune.checkpoint"),
     ),
     "finetune.objective": Option(
         "kept",
         one_of("kept", "new"),
         "What the objective has beside the model, mae's decoder, dino's heads: the checkpoint's, or random.",
+        needs=only_with("finetune.checkpoint"),
     ),
 }
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.models.family import Axes
-from vit_jax.options import Option, one_of, whole
+from vit_jax.options import Option, one_of, only_with, whole
 from vit_jax.parallel.sharding import path_name
 
 Weights = dict[str, dict]
@@ -25,7 +25,9 @@ OPTIONS = {
     "finetune.train": Option(
         "all", one_of("all", "head", "lora"), "What is trained: all, the head, or it and low-rank changes."
     ),
-    "finetune.lora_rank": Option(8, whole(1, 2**16), "Rank of the low-rank changes."),
+    "finetune.lora_rank": Option(
+        8, whole(1, 2**16), "Rank of the low-rank changes.", needs=only_with("finetune.train", "lora")
+    ),
 }
 
 

@@ -12,14 +12,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.options import RATE, Option, one_of
+from vit_jax.options import RATE, Option, one_of, only_with
 
 OPTIONS = {
     "optimizer.average": Option(
         0.0, RATE, "Polyak's factor: the average of the parameters is evaluated; 0: off."
     ),
     "optimizer.average_from": Option(
-        "zero", one_of("zero", "weights"), "Corrected for its start, or started at the first parameters."
+        "zero",
+        one_of("zero", "weights"),
+        "Corrected for its start, or started at the first parameters.",
+        needs=only_with("optimizer.average"),
     ),
 }
 

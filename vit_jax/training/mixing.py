@@ -12,12 +12,17 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models.pixels import Statistic, affine, to_floats
-from vit_jax.options import SHARE, Option, number
+from vit_jax.options import SHARE, Option, number, only_with
 
 OPTIONS = {
     "augment.mixup": Option(None, number(least=0, most=1e3), "Alpha; 0: off; None leaves it to the level."),
     "augment.cutmix": Option(0.0, number(least=0, most=1e3), "Alpha; 0: off."),
-    "augment.cutmix_share": Option(0.5, SHARE, "Share of the batches with CutMix, where mixup is on too."),
+    "augment.cutmix_share": Option(
+        0.5,
+        SHARE,
+        "Share of the batches with CutMix, where mixup is on too.",
+        needs=only_with("augment.cutmix"),
+    ),
     "augment.erasing": Option(0.0, SHARE, "Probability for each image of random erasing."),
 }
 

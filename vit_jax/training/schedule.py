@@ -7,11 +7,16 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
-from vit_jax.options import Option, number, one_of, several, whole
+from vit_jax.options import Option, number, one_of, only_with, several, whole
 
 OPTIONS = {
     "optimizer.learning_rate": Option(1e-3, number(least=0), "The highest rate, after the warm-up."),
-    "optimizer.end_learning_rate": Option(0.0, number(least=0), "The rate of the last update."),
+    "optimizer.end_learning_rate": Option(
+        0.0,
+        number(least=0),
+        "The rate of the last update.",
+        needs=only_with("optimizer.schedule", "linear", "cosine"),
+    ),
     "optimizer.schedule": Option(
         "cosine", one_of("linear", "cosine", "constant", "stairs"), "How the rate falls."
     ),
@@ -19,13 +24,21 @@ OPTIONS = {
         (0.3, 0.6, 0.9),
         several(number(above=0, below=1), least=1, ascending=True),
         "Shares of the run after which the rate of stairs falls; BiT's are these.",
+        needs=only_with("optimizer.schedule", "stairs"),
     ),
-    "optimizer.stair_factor": Option(0.1, number(above=0, most=1), "Factor on the rate at each stair."),
+    "optimizer.stair_factor": Option(
+        0.1,
+        number(above=0, most=1),
+        "Factor on the rate at each stair.",
+        needs=only_with("optimizer.schedule", "stairs"),
+    ),
     "optimizer.count_from": Option(
         1, whole(0, 1), "Number of the first update in the schedule; 0 in big_vision, Optax and others."
     ),
     "optimizer.warmup_steps": Option(10_000, whole(0), "Steps in which the rate rises linearly."),
-    "optimizer.warmup_learning_rate": Option(0.0, number(least=0), "The rate from which it rises."),
+    "optimizer.warmup_learning_rate": Option(
+        0.0, number(least=0), "The rate from which it rises.", needs=only_with("optimizer.warmup_steps")
+    ),
     "optimizer.weight_decay": Option(0.1, number(least=0), "Times the learning rate and the parameter."),
     "optimizer.weight_decay_end": Option(
         None,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.options import Option, number, one_of
+from vit_jax.options import Option, number, one_of, only_with
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.lora import weight_axes
 
@@ -17,6 +17,7 @@ OPTIONS = {
         "projection",
         one_of("projection", "array"),
         "That of q, k and v apart, or of the array that they lie in.",
+        needs=only_with("optimizer.clip_update"),
     ),
 }
 

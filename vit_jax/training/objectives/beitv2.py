@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.layers import named, run_layers
-from vit_jax.options import Option, whole
+from vit_jax.options import Option, of_objectives, whole
 from vit_jax.training.objectives.beit import BEiT, code_losses
 from vit_jax.training.objectives.block_masked import BlockMasked, check_same_places
 from vit_jax.training.objectives.frozen import Frozen, WithHeads
@@ -25,9 +25,14 @@ OPTIONS = {
         None,
         whole(1, 10_000),
         "Layer whose patches beitv2's patch aggregation reads, from 1; None: the third before the last.",
+        needs=of_objectives("beitv2", also="objective.aggregate_layers"),
     ),
     "objective.aggregate_layers": Option(
-        2, whole(0, 100), "Layers of beitv2's patch aggregation; 0: there is none.", smoke=1
+        2,
+        whole(0, 100),
+        "Layers of beitv2's patch aggregation; 0: there is none.",
+        smoke=1,
+        needs=of_objectives("beitv2"),
     ),
 }
 

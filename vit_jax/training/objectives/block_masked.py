@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
-from vit_jax.options import Option, whole
+from vit_jax.options import Option, of_objectives, whole
 from vit_jax.training.objectives.block_masks import block_masks
 from vit_jax.training.objectives.frozen import Frozen, random_vit, teacher_of
 from vit_jax.training.objectives.masking import patchify, pick, put, unpatchify
@@ -28,6 +28,7 @@ OPTIONS = {
         whole(1, 2**14),
         "Pixels of the crop as the teacher of eva, vqkd or beit sees it: as many patches or codes as the "
         "model's patches; None: the model's.",
+        needs=of_objectives("eva", "vqkd", "beit", "beitv2"),
     ),
 }
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
-from vit_jax.options import SHARE, Option, one_of, unless
+from vit_jax.options import SHARE, Option, of_objectives, one_of, unless
 from vit_jax.training.memory import Momentum
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective, average_of
 
@@ -24,6 +24,7 @@ OPTIONS = {
         "softmax",
         one_of(*LOSSES),
         "Loss of a classification; sigmoid is summed over the classes, binary, DeiT III's, is their mean.",
+        needs=of_objectives("classification", "distillation"),
     ),
     "loss.label_smoothing": Option(
         0.0,
@@ -32,6 +33,7 @@ OPTIONS = {
         fits=lambda value, config: unless(
             value == 0 or config.loss.name != "binary", "0 with loss.name='binary', whose targets are 0 or 1"
         ),
+        needs=of_objectives("classification", "distillation"),
     ),
 }
 

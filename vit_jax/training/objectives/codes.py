@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from vit_jax.options import Option, whole
+from vit_jax.options import Option, of_objectives, only_with, whole
 
 RECENT = 0.99  # An update's share in the mean of the codes' frequencies is a hundredth.
 RARE = 0.01  # Times an even share: a code that is seen less often is not in use.
@@ -15,7 +15,15 @@ EARLY = 500  # Updates, as `dead_codes` has them.
 METRICS = {"perplexity": "number", "codes_used": "share"}
 
 OPTIONS = {
-    "objective.codes": Option(8192, whole(2, 2**20), "Codes of a tokeniser that is trained.", smoke=32),
+    "objective.codes": Option(
+        8192,
+        whole(2, 2**20),
+        "Codes of a tokeniser that is trained.",
+        smoke=32,
+        needs=lambda config: (
+            of_objectives("dvae", "vqkd")(config) and only_with("objective.teacher", "random")(config)
+        ),
+    ),
 }
 
 

@@ -24,7 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.models.position import interpolation
-from vit_jax.options import RATE, SHARE, Option, number, one_of, several, unless, whole
+from vit_jax.options import RATE, SHARE, Option, number, of_objectives, one_of, several, unless, whole
 from vit_jax.training.memory import Momentum, cosine_share, with_weights
 from vit_jax.training.objectives.block_masks import block_masks
 from vit_jax.training.objectives.frozen import Frozen, WithHeads, teacher_of
@@ -53,29 +53,49 @@ NEWEST = 0.1  # Share of the newest batch in the centres, and in the other runni
 SMALLEST_SPREAD, FEWEST_USED, NEAR_EVEN = 0.01, 4.0, 0.995
 
 OPTIONS = {
-    "objective.head_hidden": Option(2048, whole(1, 2**20), "Width of the MLP of dino's heads.", smoke=32),
-    "objective.bottleneck": Option(256, whole(1, 2**16), "Width of what dino compares with prototypes."),
+    "objective.head_hidden": Option(
+        2048, whole(1, 2**20), "Width of the MLP of dino's heads.", smoke=32, needs=of_objectives("dino")
+    ),
+    "objective.bottleneck": Option(
+        256, whole(1, 2**16), "Width of what dino compares with prototypes.", needs=of_objectives("dino")
+    ),
     "objective.prototypes": Option(
-        65_536, whole(2, 2**22), "Directions that dino's head tells apart.", smoke=64
+        65_536,
+        whole(2, 2**22),
+        "Directions that dino's head tells apart.",
+        smoke=64,
+        needs=of_objectives("dino"),
     ),
     "objective.prototype_lengths": Option(
         "one",
         one_of("one", "learned", "free"),
         "Lengths of dino's prototypes: 1, each its own factor, or as their parameters are (DINOv3).",
+        needs=of_objectives("dino"),
     ),
     "objective.frozen_prototype_steps": Option(
-        0, whole(0), "First steps in which dino's prototypes stay as they are.", smoke=1
+        0,
+        whole(0),
+        "First steps in which dino's prototypes stay as they are.",
+        smoke=1,
+        needs=of_objectives("dino"),
     ),
-    "objective.teacher_momentum": Option(0.996, RATE, "Momentum of dino's teacher at first."),
-    "objective.teacher_momentum_end": Option(1.0, SHARE, "And at the end, to which it goes as a cosine."),
+    "objective.teacher_momentum": Option(
+        0.996, RATE, "Momentum of dino's teacher at first.", needs=of_objectives("dino")
+    ),
+    "objective.teacher_momentum_end": Option(
+        1.0, SHARE, "And at the end, to which it goes as a cosine.", needs=of_objectives("dino")
+    ),
     "objective.teacher_temperature": Option(
-        0.04, number(1e-3, 100.0), "Temperature of dino's teacher at first."
+        0.04, number(1e-3, 100.0), "Temperature of dino's teacher at first.", needs=of_objectives("dino")
     ),
     "objective.teacher_temperature_end": Option(
-        None, number(1e-3, 100.0), "And after its warm-up, in a straight line; None: the same."
+        None,
+        number(1e-3, 100.0),
+        "And after its warm-up, in a straight line; None: the same.",
+        needs=of_objectives("dino"),
     ),
     "objective.teacher_temperature_steps": Option(
-        0, whole(0), "Steps of the temperature's warm-up.", smoke=1
+        0, whole(0), "Steps of the temperature's warm-up.", smoke=1, needs=of_objectives("dino")
     ),
     "objective.centring": Option(
         "mean",
@@ -87,6 +107,7 @@ OPTIONS = {
             "'mean' with micro_batches above 1 or optimizer.sum_gradients='float32_once': "
             "Sinkhorn-Knopp needs the whole batch at once",
         ),
+        needs=of_objectives("dino"),
     ),
     "objective.local_crops": Option(
         0,
@@ -96,29 +117,44 @@ OPTIONS = {
             not value or config.data.crop in ("inception", "random_resized"),
             f"0 with data.crop={config.data.crop!r}, which draws no area; 'random_resized' does",
         ),
+        needs=of_objectives("dino"),
     ),
-    "objective.local_size": Option(96, whole(1, 2**14), "Height and width of a small crop in pixels."),
+    "objective.local_size": Option(
+        96,
+        whole(1, 2**14),
+        "Height and width of a small crop in pixels.",
+        needs=of_objectives("dino", also="objective.local_crops"),
+    ),
     "objective.local_area": Option(
         (0.05, 0.4),
         several(number(above=0, most=1), count=2, ascending=True),
         "Share of the image's area in a small crop; that of a large one is data.crop_area.",
+        needs=of_objectives("dino", also="objective.local_crops"),
     ),
     "objective.patch_weight": Option(
-        0.0, number(least=0), "Weight of iBOT's loss of masked patches in dino's; 0: none are masked."
+        0.0,
+        number(least=0),
+        "Weight of iBOT's loss of masked patches in dino's; 0: none are masked.",
+        needs=of_objectives("dino"),
     ),
     "objective.patch_prototypes": Option(
         None,
         whole(2, 2**22),
         "Prototypes of a head for patches of their own; None: one head for both.",
         smoke=64,
+        needs=of_objectives("dino", also="objective.patch_weight"),
     ),
     "objective.patch_bottleneck": Option(
-        None, whole(1, 2**16), "Width of what its own head for patches compares; None: dino's bottleneck."
+        None,
+        whole(1, 2**16),
+        "Width of what its own head for patches compares; None: dino's bottleneck.",
+        needs=of_objectives("dino", also="objective.patch_weight"),
     ),
     "objective.patch_mask_ratios": Option(
         (0.1, 0.5),
         several(number(above=0, below=1), count=2, ascending=True),
         "Shares of patches that dino masks, in one large view of each image: even between these in a batch.",
+        needs=of_objectives("dino", also="objective.patch_weight"),
     ),
     "objective.koleo": Option(
         0.0,
@@ -129,6 +165,7 @@ OPTIONS = {
             "0 with micro_batches above 1 or optimizer.sum_gradients='float32_once': "
             "KoLeo compares the images of a batch",
         ),
+        needs=of_objectives("dino"),
     ),
     "objective.koleo_group": Option(
         None,
@@ -139,6 +176,7 @@ OPTIONS = {
             f"a divisor of batch_size = {config.batch_size}",
         ),
         smoke=8,
+        needs=of_objectives("dino", also="objective.koleo"),
     ),
     "objective.gram": Option(
         0.0,
@@ -148,12 +186,31 @@ OPTIONS = {
             not value or (config.objective.patch_weight > 0 and config.objective.teacher is None),
             "0 with objective.patch_weight=0 or objective.teacher",
         ),
+        needs=of_objectives("dino"),
     ),
-    "objective.gram_from": Option(0, whole(0), "Update after which the teacher is kept for that."),
-    "objective.gram_every": Option(10_000, whole(1), "Updates after which it is kept anew."),
-    "objective.gram_times": Option(3, whole(0), "How many times, at most, it is kept anew."),
+    "objective.gram_from": Option(
+        0,
+        whole(0),
+        "Update after which the teacher is kept for that.",
+        needs=of_objectives("dino", also="objective.gram"),
+    ),
+    "objective.gram_every": Option(
+        10_000,
+        whole(1),
+        "Updates after which it is kept anew.",
+        needs=of_objectives("dino", also="objective.gram"),
+    ),
+    "objective.gram_times": Option(
+        3,
+        whole(0),
+        "How many times, at most, it is kept anew.",
+        needs=of_objectives("dino", also="objective.gram"),
+    ),
     "objective.gram_size": Option(
-        None, whole(1, 2**14), "Size of the crops that the kept teacher sees; None: that of large ones."
+        None,
+        whole(1, 2**14),
+        "Size of the crops that the kept teacher sees; None: that of large ones.",
+        needs=of_objectives("dino", also="objective.gram"),
     ),
 }
 

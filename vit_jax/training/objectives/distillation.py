@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import count_multiply_adds
 from vit_jax.models.image_model import ImageModel
-from vit_jax.options import SHARE, Option, number, one_of
+from vit_jax.options import SHARE, Option, number, of_objectives, one_of, only_with
 from vit_jax.training.objectives.classification import Classification, correct, values_of
 from vit_jax.training.objectives.frozen import Frozen, random_vit, teacher_of
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
@@ -21,10 +21,18 @@ OPTIONS = {
         "soft",
         one_of("soft", "hard"),
         "What distillation takes of the teacher: probabilities, or its choice.",
+        needs=of_objectives("distillation"),
     ),
-    "objective.distillation_share": Option(0.5, SHARE, "Share of the teacher in distillation's loss."),
+    "objective.distillation_share": Option(
+        0.5, SHARE, "Share of the teacher in distillation's loss.", needs=of_objectives("distillation")
+    ),
     "objective.distillation_temperature": Option(
-        1.0, number(1e-3, 1000.0), "Temperature of both distributions in soft distillation."
+        1.0,
+        number(1e-3, 1000.0),
+        "Temperature of both distributions in soft distillation.",
+        needs=lambda config: (
+            of_objectives("distillation")(config) or only_with("objective.distillation", "soft")(config)
+        ),
     ),
 }
 

@@ -14,7 +14,7 @@ from vit_jax.models import initializers
 from vit_jax.models.dall_e import DVAE as Encoder
 from vit_jax.models.dall_e import CodeBlock, convolution
 from vit_jax.models.image_model import CodeModel
-from vit_jax.options import Option, number, whole
+from vit_jax.options import Option, number, of_objectives, whole
 from vit_jax.training.memory import Momentum, with_weights
 from vit_jax.training.objectives.codes import (
     EARLY,
@@ -39,21 +39,34 @@ EDGE = 0.1  # Pixels in [0, 1] become 0.8 u + 0.1, of which the logit is finite.
 
 OPTIONS = {
     "objective.code_temperature": Option(
-        1.0, number(above=0, most=100), "Temperature of dvae's relaxed codes at first."
+        1.0,
+        number(above=0, most=100),
+        "Temperature of dvae's relaxed codes at first.",
+        needs=of_objectives("dvae"),
     ),
     "objective.code_temperature_end": Option(
-        1 / 16, number(above=0, most=100), "The same at the end of its half cosine."
+        1 / 16,
+        number(above=0, most=100),
+        "The same at the end of its half cosine.",
+        needs=of_objectives("dvae"),
     ),
     "objective.code_temperature_steps": Option(
-        150_000, whole(0), "Updates over which the temperature of dvae's codes falls."
+        150_000,
+        whole(0),
+        "Updates over which the temperature of dvae's codes falls.",
+        needs=of_objectives("dvae"),
     ),
     "objective.divergence_weight": Option(
         6.6,
         number(least=0),
         "Weight of dvae's divergence from even codes, summed over places, to its errors, summed over pixels.",
+        needs=of_objectives("dvae"),
     ),
     "objective.divergence_steps": Option(
-        5000, whole(0), "Updates over which this weight rises from 0, as half a cosine."
+        5000,
+        whole(0),
+        "Updates over which this weight rises from 0, as half a cosine.",
+        needs=of_objectives("dvae"),
     ),
 }
 

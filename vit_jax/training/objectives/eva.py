@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.models import count_multiply_adds, initializers
 from vit_jax.models.image_model import ImageModel, TokenModel
-from vit_jax.options import Option, number
+from vit_jax.options import Option, number, of_objectives
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.masking import check_hides_patches, pick
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now
@@ -22,6 +22,7 @@ OPTIONS = {
         1.0,
         number(least=0, most=1),
         "Share of eva's gradient that reaches the patch embedding; EVA-02's is 0.1.",
+        needs=of_objectives("eva"),
     ),
 }
 

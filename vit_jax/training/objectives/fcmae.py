@@ -11,7 +11,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.convnext import Common, ConvNeXtBlock
 from vit_jax.models.layers import named, run_blocks
-from vit_jax.options import Option, whole
+from vit_jax.options import Option, of_objectives, whole
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import pick, put
 from vit_jax.training.objectives.objective import Batch, check_self_supervised
@@ -19,7 +19,9 @@ from vit_jax.training.objectives.objective import Batch, check_self_supervised
 MASK_RATIO = 0.6  # The paper's.
 
 OPTIONS = {
-    "objective.decoder_blocks": Option(1, whole(1, 10_000), "ConvNeXt V2 blocks of fcmae's decoder."),
+    "objective.decoder_blocks": Option(
+        1, whole(1, 10_000), "ConvNeXt V2 blocks of fcmae's decoder.", needs=of_objectives("fcmae")
+    ),
 }
 
 

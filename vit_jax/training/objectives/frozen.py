@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
-from vit_jax.options import Option, one_of, text
+from vit_jax.options import Option, of_objectives, one_of, text
 
 RANDOM = "random"
 
@@ -29,6 +29,7 @@ OPTIONS = {
         None,
         one_of("float32", "bfloat16"),
         "What the frozen model computes in; its kernels are kept in it too. None: as its checkpoint says.",
+        needs=of_objectives("dino", "distillation", "eva", "vqkd", "beit", "beitv2"),
     ),
 }
 

@@ -7,15 +7,21 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.errors import UserError
-from vit_jax.options import Option, flag, whole
+from vit_jax.options import Option, flag, of_objectives, whole
 from vit_jax.training.objectives.masking import patchify, pick, put, shuffled, unpatchify
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
 OPTIONS = {
     "objective.decoder_dim": Option(
-        512, whole(1, 2**20), "Width of mae's, fcmae's or vqkd's decoder.", smoke=32
+        512,
+        whole(1, 2**20),
+        "Width of mae's, fcmae's or vqkd's decoder.",
+        smoke=32,
+        needs=of_objectives("mae", "fcmae", "vqkd"),
     ),
-    "objective.normalize_targets": Option(True, flag(), "To each patch's mean and deviation."),
+    "objective.normalize_targets": Option(
+        True, flag(), "To each patch's mean and deviation.", needs=of_objectives("mae", "fcmae")
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from vit_jax.models import initializers
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.position import sincos2d
 from vit_jax.models.transformer import EncoderBlock, Stack
-from vit_jax.options import Option, one_of, whole
+from vit_jax.options import Option, of_objectives, one_of, whole
 from vit_jax.training.objectives.hidden_pixels import HiddenPixels
 from vit_jax.training.objectives.masking import check_hides_patches
 from vit_jax.training.objectives.objective import Batch
@@ -20,10 +20,17 @@ from vit_jax.training.objectives.objective import Batch
 MASK_RATIO = 0.75  # The paper's.
 
 OPTIONS = {
-    "objective.decoder_depth": Option(8, whole(1, 10_000), "Layers of mae's or vqkd's decoder.", smoke=1),
-    "objective.decoder_heads": Option(16, whole(1, 2**16), "Heads of mae's or vqkd's decoder.", smoke=2),
+    "objective.decoder_depth": Option(
+        8, whole(1, 10_000), "Layers of mae's or vqkd's decoder.", smoke=1, needs=of_objectives("mae", "vqkd")
+    ),
+    "objective.decoder_heads": Option(
+        16, whole(1, 2**16), "Heads of mae's or vqkd's decoder.", smoke=2, needs=of_objectives("mae", "vqkd")
+    ),
     "objective.decoder_position": Option(
-        "sincos2d_mae", one_of("sincos2d", "sincos2d_mae"), "Fixed positions of mae's decoder."
+        "sincos2d_mae",
+        one_of("sincos2d", "sincos2d_mae"),
+        "Fixed positions of mae's decoder.",
+        needs=of_objectives("mae"),
     ),
 }
 

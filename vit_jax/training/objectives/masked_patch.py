@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.pixels import to_floats
 from vit_jax.models.resnet import linear_head
-from vit_jax.options import Option, one_of
+from vit_jax.options import Option, of_objectives, one_of
 from vit_jax.training.objectives.masking import check_hides_patches, patchify, pick, put, shuffled, unpatchify
 from vit_jax.training.objectives.objective import EVALUATION, Batch, Loss, Now, Objective
 
@@ -25,7 +25,12 @@ TARGETS = (*CELLS, "pixels")
 MASKED, REPLACED = 0.8, 0.9  # Of what is corrupted 80 % is masked, the next 10 % replaced, the rest kept.
 
 OPTIONS = {
-    "objective.target": Option("color", one_of(*TARGETS), "What masked_patch predicts of a patch."),
+    "objective.target": Option(
+        "color",
+        one_of(*TARGETS),
+        "What masked_patch predicts of a patch.",
+        needs=of_objectives("masked_patch"),
+    ),
 }
 
 

@@ -7,12 +7,15 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import TokenModel
-from vit_jax.options import RATE, Option
+from vit_jax.options import RATE, Option, of_objectives
 from vit_jax.training.objectives.objective import check_self_supervised
 
 OPTIONS = {
     "objective.mask_ratio": Option(
-        None, RATE, "Share of the patches; None: 0.5; mae 0.75, fcmae 0.6, eva 0.41, beit 75 of 196."
+        None,
+        RATE,
+        "Share of the patches; None: 0.5; mae 0.75, fcmae 0.6, eva 0.41, beit 75 of 196.",
+        needs=of_objectives("masked_patch", "mae", "fcmae", "eva", "beit", "beitv2"),
     ),
 }
 

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import ImageModel, TokenModel
-from vit_jax.options import Option, one_of
+from vit_jax.options import Option, of_objectives, one_of
 from vit_jax.training.objectives.block_masked import check_same_places
 from vit_jax.training.objectives.objective import Batch
 from vit_jax.training.objectives.prototypes import unit
@@ -20,6 +20,7 @@ OPTIONS = {
         one_of("tokens", "head"),
         "What eva and vqkd predict of each patch: the teacher's last normalised tokens, or its head's "
         "outputs for them, which of a CLIP's tower are its projection.",
+        needs=of_objectives("eva", "vqkd"),
     ),
 }
 

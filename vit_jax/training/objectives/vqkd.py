@@ -19,7 +19,7 @@ from vit_jax.models.layers import named, run_layers
 from vit_jax.models.model_card import traced_multiply_adds
 from vit_jax.models.position import PositionEmbedding
 from vit_jax.models.transformer import EncoderBlock, Stack, make_norm
-from vit_jax.options import RATE, Option, number, whole
+from vit_jax.options import RATE, Option, number, of_objectives, only_with, whole
 from vit_jax.training.objectives.block_masked import BlockMasked
 from vit_jax.training.objectives.codebook import codes_after, k_means, means_of_codes, nearest
 from vit_jax.training.objectives.codes import METRICS, dead_codes, usage_after, usage_metrics
@@ -39,16 +39,29 @@ REMEDY = (
 )
 
 OPTIONS = {
-    "objective.code_dim": Option(32, whole(1, 2**16), "Width of vqkd's codes."),
-    "objective.code_momentum": Option(0.99, RATE, "Momentum of vqkd's codes, which follow their patches."),
+    "objective.code_dim": Option(
+        32,
+        whole(1, 2**16),
+        "Width of vqkd's codes.",
+        needs=lambda config: (
+            of_objectives("vqkd")(config) and only_with("objective.teacher", "random")(config)
+        ),
+    ),
+    "objective.code_momentum": Option(
+        0.99, RATE, "Momentum of vqkd's codes, which follow their patches.", needs=of_objectives("vqkd")
+    ),
     "objective.commitment": Option(
-        1.0, number(least=0), "Weight in vqkd's loss of how far patches lie from their codes."
+        1.0,
+        number(least=0),
+        "Weight in vqkd's loss of how far patches lie from their codes.",
+        needs=of_objectives("vqkd"),
     ),
     "objective.revive_below": Option(
         0.0,
         RATE,
         "Share of an even use of vqkd's codes below which a code is put where a patch of the batch is; 0: it "
         "stays where it is.",
+        needs=of_objectives("vqkd"),
     ),
 }
 
