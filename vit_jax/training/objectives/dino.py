@@ -569,9 +569,11 @@ class DINO(Objective):
         return jnp.square(ours - theirs).mean(axis=(1, 2, 3))
 
     def temperature(self, update: jax.Array | int) -> jax.Array:
-        """The teacher's temperature at an update, counted from 1."""
+        """The teacher's temperature at an update, counted from 1; the warm-up's last update has the last."""
         first, last, warmup = self.temperatures
-        return first + (last - first) * jnp.clip((update - 1) / max(warmup, 1), 0, 1)
+        if not warmup:
+            return jnp.float32(last)
+        return first + (last - first) * jnp.clip((update - 1) / max(warmup - 1, 1), 0, 1)
 
     def _weights(self, batch: Batch, count: int) -> jax.Array:
         """1 for each of so many parts of an image, `[batch, count]`; 0 for images that fill a batch up."""

@@ -1,0 +1,18 @@
+"""Our schedules, parameter groups, first values and losses against the authors' own, in golden.json."""
+
+import json
+
+import pytest
+
+from tests.authors import ours
+from tests.authors.compare import GOLDEN, differences
+
+THEIRS = json.loads(GOLDEN.read_text())["cases"]
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_numbers_are_those_of_the_authors_code(case):
+    name, _, kind = case.rpartition(" ")
+    made = ours.losses() if kind == "losses" else getattr(ours, kind)(name)
+    for _, difference, allowed, where in differences({case: made}, {case: THEIRS[case]}):
+        assert difference <= allowed, f"{where}: {made.get(where)} here, {THEIRS[case].get(where)} there"
