@@ -113,36 +113,18 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
       UserError: there is no such file, or no torch of 2.6 or later; the file holds more than tensors, or
         several dicts of them and no key; see also `as_timm`.
     """
-    from safetensors.numpy import load_file, save_file
+    from safetensors.numpy import save_file
 
     path, _, key = (source, "", "") if source.endswith(SUFFIXES) else source.rpartition("@")
     if not Path(path).is_file():
         raise UserError(f"there is no file {path}")
     read = folder / "read.safetensors"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", _READ, path, str(read), key], capture_output=True, text=True
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        missing = re.search(r"No module named '(\w+)'", lines[-1])
-        words = f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
-        raise UserError(f"{path}: {words}")
-    loaded, notes = load_file(read), []
-    doubles = [name for name, array in loaded.items() if array.dtype == np.float64]
-    if doubles:
-        loaded |= {name: loaded[name].astype(np.float32) for name in doubles}
-        notes.append(f"rounded from float64 to float32: {len(doubles):,} tensors, such as {doubles[0]}")
-    if Path(path).name == TORCH_MODEL and (described := Path(path).with_name("config.json")).is_file():
-        if pixels is not None:
-            raise UserError(
-                f"--pixels={pixels} is not for {path}, whose files beside it say how pixels are seen"
-            )
+    _read(path, key, read)
+    loaded, notes = _load(read)
+    described = Path(path).with_name("config.json")
+    if Path(path).name == TORCH_MODEL and described.is_file():
         read.unlink()
-        save_file(loaded, folder / "model.safetensors")
-        for file in (described, described.with_name("preprocessor_config.json")):
-            if file.is_file():
-                shutil.copy(file, folder)
-        return folder, notes
+        return _with_files_beside(loaded, folder, described, pixels), notes
     named = [(_short(name), array) for name, array in loaded.items()]
     if openai.LIBRARY.claims(read, {}, dict(named)):
         place, more = _of_openai(dict(named), read, pixels)
@@ -188,6 +170,52 @@ def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, 
     crop = "all of the image's square" if seen["crop_pct"] == 1 else "a crop of 7/8"
     crop = "all of the image, squeezed" if "crop_mode" in seen else crop
     return folder, [*notes, f"assumed: pixels by the mean and deviation `{mean}`, {crop}, bicubic"]
+
+
+def _read(path: str, key: str, destination: Path) -> None:
+    """Writes the tensors that PyTorch reads of a file, in a process of its own, to a safetensors file.
+
+    Raises:
+      UserError: as of `unpack`.
+    """
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _READ, path, str(destination), key], capture_output=True, text=True
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        missing = re.search(r"No module named '(\w+)'", lines[-1])
+        words = f"{missing[1]} is needed to read it: pip install {missing[1]}" if missing else lines[-1]
+        raise UserError(f"{path}: {words}")
+
+
+def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The tensors of a safetensors file, those of float64 rounded to float32, and a line that says so."""
+    from safetensors.numpy import load_file
+
+    loaded = load_file(file)
+    doubles = [name for name, array in loaded.items() if array.dtype == np.float64]
+    rounded = loaded | {name: loaded[name].astype(np.float32) for name in doubles}
+    line = f"rounded from float64 to float32: {len(doubles):,} tensors, such as {min(doubles, default='')}"
+    return rounded, [line] if doubles else []
+
+
+def _with_files_beside(
+    tensors: dict[str, np.ndarray], folder: Path, described: Path, pixels: str | None
+) -> Path:
+    """Writes tensors into a folder by their own names, with the `config.json` that describes them.
+
+    Raises:
+      UserError: their pixels are said to be others than the files beside them say.
+    """
+    from safetensors.numpy import save_file
+
+    if pixels is not None:
+        raise UserError(f"--pixels={pixels} is not for {TORCH_MODEL}: {described} says how pixels are seen")
+    save_file(tensors, folder / "model.safetensors")
+    for file in (described, described.with_name("preprocessor_config.json")):
+        if file.is_file():
+            shutil.copy(file, folder)
+    return folder
 
 
 def _of_openai(tensors: dict[str, np.ndarray], read: Path, pixels: str | None) -> tuple[Path, list[str]]:
