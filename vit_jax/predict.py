@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> None:
 
 def show(prediction: Any) -> None:
     """Prints the line of an image."""
-    line = str(prediction)
+    line = str(prediction).replace("\n", "\\n").replace("\r", "\\r")  # Of names of files.
     if JSON.value:
         named = zip(prediction.classes, prediction.probabilities, strict=True)
         found = [{"class": name, "probability": chance} for name, chance in named]

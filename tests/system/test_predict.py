@@ -21,7 +21,7 @@ from vit_jax.data.sources.digits import digits
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Ten test digits in two folders, one of them cut out, a file that is no image, one of another kind."""
+    """Ten test digits in two folders, one cut out, one of an odd name, and files that are not read."""
     folder = tmp_path_factory.mktemp("images")
     source = digits("test")
     (folder / "more").mkdir()
@@ -30,6 +30,8 @@ def folder(tmp_path_factory):
         if index == 4:
             image.putalpha(image.convert("L").point(lambda level: 255 * (level > 60)))
         image.save(folder / ("more" if index % 2 else "") / f"{index}.png")
+    os.rename(folder / "8.png", os.fsencode(folder) + b"/\xe9\n8.png")
+    Image.new("RGB", (8, 8)).save(folder / "scan.tif")
     (folder / "broken.jpg").write_bytes(b"not an image")
     (folder / "notes.txt").write_text("not named as an image")
     return folder
@@ -96,7 +98,19 @@ def test_model_of_wide_images_sees_wide_parts(predict, folder, finished):
 def test_what_is_no_image_is_named_and_changes_the_exit_code(lines, folder):
     _, process = lines
     assert process.returncode == 3
-    assert f"unreadable image skipped (1): {folder / 'broken.jpg'}" in process.stderr.decode()
+    said = process.stderr.decode()
+    assert f"unreadable image skipped (1): {folder / 'broken.jpg'} (not one of the formats JPEG" in said
+    assert "note: left out: 1 .tif images (unsupported format), 1 .txt files" in said
+
+
+@pytest.mark.slow
+def test_line_has_the_name_of_a_file_as_it_is(predict, folder):
+    process = predict("--top=1", folder / "*8.png", folder / "scan.tif")
+    assert (
+        process.stdout.startswith(os.fsencode(folder) + b"/\xe9\\n8.png  ")
+        and process.stdout.count(b"\n") == 1
+    )
+    assert process.returncode == 3
 
 
 def test_predicting_imports_no_tensorflow(lines, no_tensorflow):
@@ -137,7 +151,7 @@ def test_standard_input_is_paths_or_an_image(predict, folder, lines):
     [
         ([], "at least one image"),
         (["nowhere.jpg"], "there is no nowhere.jpg"),
-        (["{empty}"], "no images (.jpg, .jpeg, .png, .webp) in"),
+        (["{empty}"], "no images (.jpg, .jpeg, "),
         (["{folder}/broken.jpg"], "none of the 1 files is an image"),
         (["--embed=f.npy", "{folder}"], ".safetensors or .parquet"),
         (["--embed=nowhere/f.parquet", "{folder}"], "there is no folder nowhere"),

@@ -94,7 +94,10 @@ class RawDataSet:
     def fingerprint(self) -> str:
         """A hash that changes when a file is added, goes or changes."""
         digest = hashlib.blake2b(digest_size=8)
-        times = {path: os.stat(path).st_mtime_ns for path in {unit.path for unit in self.units}}
+        try:
+            times = {path: os.stat(path).st_mtime_ns for path in {unit.path for unit in self.units}}
+        except FileNotFoundError as error:
+            raise UserError(f"{error.filename} is gone; fetch it again") from error
         for unit in self.units:
             digest.update(repr((*unit, times[unit.path])).encode())
         digest.update(repr((self.kind, self.class_names, self.label_key, self.index_labels)).encode())
