@@ -5,10 +5,10 @@ compares them, comparison.html or --out=FILE. With --serve a browser on this mac
 follows the training.
 """
 
+import asyncio
 import errno
-import threading
+import socket
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from absl import flags
 
@@ -71,41 +71,24 @@ def serve(make: Callable[[], str], port: int) -> None:
     Raises:
       UserError: the port is taken.
     """
-
-    one_at_a_time = threading.Lock()  # Matplotlib's settings are the process's.
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path != "/":
-                self.send_error(404)
-                return
-            try:
-                with one_at_a_time:
-                    status, text = 200, make()
-            except UserError as error:
-                status, text = 500, str(error)
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", f"text/{'html' if status == 200 else 'plain'}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format, *arguments):
-            """Says nothing of what is asked for."""
+    from vit_jax.serving.page_server import page_server
 
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         raise UserError(f"port {port} cannot be had ({error.strerror}): give another --port") from error
-    with server:
-        print(f"http://localhost:{server.server_port} (Ctrl-C ends it)", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print()
+
+    async def run() -> None:
+        async with await page_server(make, listening) as server:
+            print(f"http://localhost:{listening.getsockname()[1]} (Ctrl-C ends it)", flush=True)
+            await server.serve_forever()
+
+    try:
+        asyncio.run(run())
+    except KeyboardInterrupt:
+        print()
 
 
 if __name__ == "__main__":

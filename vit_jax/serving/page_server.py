@@ -1,0 +1,76 @@
+"""A server of one page, which is made anew for each request."""
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+
+from vit_jax.errors import UserError
+from vit_jax.serving.hosts import is_ours
+
+MOST_CONNECTIONS = 64  # More are closed.
+HEAD_SECONDS, ANSWER_SECONDS = 10, 60  # For a request to come, and for its answer to be taken.
+MOST_HEAD = 2**14  # Bytes.
+# The ways in which a connection ends without an answer; cancelled: the server ends, and asyncio would log it.
+LEFT = (
+    *(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, TimeoutError),
+    asyncio.CancelledError,
+)
+
+
+async def page_server(make: Callable[[], str], listening: socket.socket) -> asyncio.Server:
+    """Starts the server; a connection takes no thread, and is closed after its answer.
+
+    Args:
+      make: returns the HTML, one call at a time. What its UserError says is the answer instead.
+    """
+    maker = ThreadPoolExecutor(1, "page")
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        try:
+            if connections <= MOST_CONNECTIONS:
+                async with asyncio.timeout(HEAD_SECONDS):
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                writer.write(await asyncio.get_running_loop().run_in_executor(maker, _answer, head, make))
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await writer.drain()
+        except LEFT:
+            pass
+        finally:
+            connections -= 1
+            writer.close()
+
+    return await asyncio.start_server(answer, sock=listening, limit=MOST_HEAD)
+
+
+def _answer(head: str, make: Callable[[], str]) -> bytes:
+    """The answer to a request, of which `head` is the first lines."""
+    request, *lines = head.split("\r\n")
+    hosts = [line[5:].strip() for line in lines if line.lower().startswith("host:")]
+    if not all(map(is_ours, hosts)):
+        return _response(HTTPStatus.MISDIRECTED_REQUEST, "this page is for this machine: ask for localhost")
+    if not re.fullmatch(r"GET / HTTP/1\.[01]", request):
+        return _response(HTTPStatus.NOT_FOUND, "there is one page: /")
+    try:
+        return _response(HTTPStatus.OK, make())
+    except UserError as error:
+        return _response(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+
+def _response(status: HTTPStatus, text: str) -> bytes:
+    body = text.encode(errors="backslashreplace")
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: text/{'html' if status == HTTPStatus.OK else 'plain'}; charset=utf-8",
+        f"Content-Length: {len(body)}",
+        "Content-Security-Policy: frame-ancestors 'none'",
+        "X-Content-Type-Options: nosniff",
+        "Cache-Control: no-store",
+        "Connection: close",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + body
