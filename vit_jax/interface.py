@@ -1,6 +1,6 @@
 """Training called from Python: from a notebook, or any other program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ def train(
     *,
     train: Any = None,
     test: Any = None,
+    groups: Sequence | None = None,
     model: "ImageModel | None" = None,
     objective: "type[Objective] | None" = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
@@ -39,6 +40,8 @@ def train(
         each time: the config says how it is cropped and augmented.
       test: the data set to evaluate on. Without it the config's splits cut it out of `train`, such as
         `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
+      groups: of each example of `train`, what it belongs to (a patient, a video): a slice has all examples of
+        a group or none.
       model: of `load_model` or `create_model`, in place of the config's model and `finetune.checkpoint`. It
         starts the run as it is, its head too, and is not changed itself; `config.data.image_size` holds, and
         `config.model` says only how to compute (`dtype`, `remat`, `scan`).
@@ -59,6 +62,11 @@ def train(
     if train is not None or test is not None:
         data = {name: given for name, given in (("train", train), ("test", test)) if given is not None}
         changes |= {"data.source": "handed_in", "data.path": "", "data.parts": None, "data.weights": None}
+    if groups is not None and not (train is not None and "[" in config.data.train_split):
+        raise UserError(
+            "groups=... is for slices of train=...: give config.data.train_split = 'train[:90%]' and "
+            "config.data.test_split = 'train[90%:]'"
+        )
     if model is not None:
         changes |= {key: None for key in VALUES if _describes_model(key)}
         changes |= {"model.name": "", "finetune.checkpoint": "handed_in", "finetune.head": "kept"}
@@ -75,7 +83,7 @@ def train(
         with handing_in(objective):
             if objective is not None:  # After the check, which knows the names of the table alone.
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
-            return run(config, workdir_at(workdir), caller=Caller(data, model, on_log))
+            return run(config, workdir_at(workdir), caller=Caller(data, model, on_log, groups))
     except UserError:
         raise
     except Exception as error:

@@ -115,7 +115,7 @@ def assemble(
     mesh = make_mesh(config.mesh)
     check_batch(mesh, config.batch_size, config.micro_batches)
     begins("looking through the data sets")
-    splits = open_splits(config, caller.data)
+    splits = open_splits(config, caller.data, caller.groups)
     samples = HANDED_IN_SAMPLES if caller.data is not None else SAMPLES
     data = {name: fingerprint(source, samples) for name, source in splits.named.items()}
     if peers.count > 1:

@@ -130,7 +130,7 @@ def _take_workdir(
             f"note: this run began with an earlier vit_jax, and goes on as it began: {', '.join(kept)}"
         )
     console.say(describe(parts, manifest))
-    for note in notes(parts.config, splits):
+    for note in notes(parts.config, splits, parts.caller.groups):
         console.say(note)
     if len(splits.train) < config.batch_size:
         console.say(

@@ -1,6 +1,6 @@
 """The splits of a run: what it trains on, what it chooses by, and what it reports."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,10 +10,11 @@ from vit_jax.data.sources import SOURCES, open_handed_in, open_source
 from vit_jax.data.sources.base import Source, Subset, check_labelled, lacking
 from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
-from vit_jax.options import SPLIT, Option, either, number, only_with, several, text, whole
+from vit_jax.options import SPLIT, Option, either, number, one_of, only_with, several, text, unless, whole
 from vit_jax.training.objectives import objective_of
 
 MANY = 10**9  # Images of a split whose size is not known, for the shares that are cut out of it.
+SPLIT_KEYS = "train_split", "dev_split", "test_split"
 SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
 
 OPTIONS = {
@@ -44,6 +45,20 @@ OPTIONS = {
     ),
     "data.test_split": Option(
         "test", SPLIT, "The images to evaluate on: at the end alone, with a dev_split."
+    ),
+    "data.slices": Option(
+        "stratified",
+        one_of("stratified", "in_order"),
+        "What train[:90%] takes: a sample with its share of each class, or images in the source's order.",
+    ),
+    "data.groups": Option(
+        None,
+        text(),
+        "Keeps images of a group in one slice: a regular expression of the path, or a column.",
+        fits=lambda value, config: unless(
+            value is None or any("[" in (config.data[key] or "") for key in SPLIT_KEYS),
+            "given where a split is a slice, such as data.train_split='train[:90%]'",
+        ),
     ),
     "data.label_key": Option(
         "label",
@@ -83,11 +98,14 @@ class Splits(NamedTuple):
         return "test" if self.dev is None else "dev"
 
 
-def open_splits(config: ConfigDict, data: Mapping[str, Any] | None = None) -> Splits:
+def open_splits(
+    config: ConfigDict, data: Mapping[str, Any] | None = None, groups: Sequence | None = None
+) -> Splits:
     """The sources that a config names; classes have the numbers of the training split.
 
     Args:
       data: what a program hands in, by split, in place of the data set that the config names.
+      groups: of each example of `train` that is handed in, in place of `config.data.groups`.
 
     Raises:
       UserError: one does not exist, is empty or cannot be read; what chooses is trained on or reported.
@@ -103,6 +121,8 @@ def open_splits(config: ConfigDict, data: Mapping[str, Any] | None = None) -> Sp
         only=values.classes,
         labels=objective_of(config).labels,
         each_labelled=objective_of(config).needs_a_label(config),
+        slices=values.slices,
+        groups=values.groups if groups is None else groups,
     )
     opened = partial(open_handed_in, data) if data is not None else partial(open_source, values.source)
     train = opened(values.train_split, **arguments)
@@ -129,11 +149,28 @@ def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
     return overlap(config.data[one], config.data[other], images)
 
 
-def notes(config: ConfigDict, splits: Splits) -> list[str]:
-    """Lines on what somebody might not expect of a run's splits."""
+def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) -> list[str]:
+    """Lines on what somebody might not expect of a run's splits.
+
+    Args:
+      groups: as of `open_splits`.
+    """
     lines = [line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)]
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
+    sampled = isinstance(splits.train, Subset) and splits.train.source.known_labels() is not None
+    cut_by = groups if config.data.groups is None else config.data.groups
+    if (
+        config.data.source == "handed_in"
+        and sampled
+        and config.data.slices == "stratified"
+        and cut_by is None
+    ):
+        lines.append(
+            f"note: {config.data.train_split} is a sample with its share of each class of the "
+            f"{len(splits.train.source):,} examples, not a range of rows: data.slices='in_order' takes rows, "
+            "and groups=... or data.groups keeps near-duplicates in one slice"
+        )
     if config.checkpoint.keep_best and splits.dev is None:
         lines.append(
             "note: checkpoint.keep_best chooses by the test images, so that their figures are too good; "

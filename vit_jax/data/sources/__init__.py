@@ -76,7 +76,10 @@ def open_handed_in(
         num_classes=asked.num_classes,
         label_key=asked.label_key or "label",
     )
-    part = sliced(source, split)
+    groups = asked.groups if isinstance(asked.groups, str) or name == "train" else None
+    if groups is not None and not isinstance(groups, str) and len(groups) != len(source):
+        raise UserError(f"groups has {len(groups):,} entries, and train {len(source):,} examples")
+    part = _cut(source, split, asked._replace(groups=groups))
     return part if only is None else of_classes(part, only)
 
 
@@ -84,8 +87,18 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
     if kind not in SOURCES:
         raise UserError(f"unknown data source {kind!r} (data.source); {nearest(kind, SOURCES)}")
     if SOURCES[kind].reads_slices:
+        if options.groups is not None and SOURCES[kind] is not MIXTURE:
+            raise UserError(f"data.groups is unsupported with {kind}, whose slices are those of its files")
         return SOURCES[kind].open(split, options)
-    return sliced(SOURCES[kind].open(split.split("[")[0], options), split)
+    return _cut(SOURCES[kind].open(split.split("[")[0], options), split, options)
+
+
+def _cut(source: Source, split: str, options: SourceOptions) -> Source:
+    """The slice of a source that a split means, cut as the options say."""
+    groups = options.groups
+    if isinstance(groups, str):
+        groups = source.groups(groups) if "[" in split else None
+    return sliced(source, split, options.slices == "in_order", groups)
 
 
 MIXTURE = mixture_of(_open)

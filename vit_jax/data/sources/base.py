@@ -61,6 +61,17 @@ class Source:
         """Indices in an order of which every part is a sample of the whole: slices are cut out of it."""
         return range(len(self))
 
+    def groups(self, key: str) -> Sequence:
+        """Returns the group of each image, which `data.groups` names.
+
+        Raises:
+          UserError: there is no such group, or no groups in this kind of source.
+        """
+        raise UserError(
+            f"data.groups={key!r} is unsupported for these data: folders and CSVs have paths, and some data "
+            "sets have columns; vit_jax.train takes groups=..."
+        )
+
     def known_labels(self) -> np.ndarray | None:
         """The `label_table`, where labels are known without reading the images."""
         return None

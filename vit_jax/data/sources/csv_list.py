@@ -6,8 +6,8 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from vit_jax.data.sources.base import Example, Source
 from vit_jax.data.sources.folder import file_sizes, read_file
 from vit_jax.data.sources.folder_rules import APPLE_DOUBLE, is_unsupported, split_name, why_left_out
 from vit_jax.data.sources.kind import SourceKind, SourceOptions, last_folder
-from vit_jax.data.sources.slices import stratified
+from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
 FILE_COLUMNS = {
@@ -42,6 +42,9 @@ class CsvList(Source):
     table: np.ndarray  # int32 [images, max_labels], padded with -1.
     class_names: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, str]] = dataclasses.field(
+        default_factory=dict
+    )  # Cells by file, by name.
 
     @property
     def max_labels(self):
@@ -66,6 +69,13 @@ class CsvList(Source):
         chosen = range(len(self)) if indices is None else indices
         paths = [self._path(index) for index in chosen]
         return zip((self.files[index] for index in chosen), file_sizes(self.root, paths), strict=True)
+
+    def groups(self, key):
+        if (cells := self.columns.get(key.strip().lower())) is None:
+            return groups_by_path(self.files, key)
+        if lacking := [file for file in self.files if not cells[file]]:
+            raise UserError(f"{as_text(lacking[0])} has an empty column {key!r} (data.groups)")
+        return [cells[file] for file in self.files]
 
     def fair_order(self):
         strata = self.table[:, 0].tolist() if self.class_names else [0] * len(self)
@@ -119,8 +129,9 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
         _check_names(path, labels)
     class_names = options.class_names or _class_names(labels)
     table = _table(path, [*listed], labels, class_names)
+    columns = _group_columns(path, rows, columns, listed, options.groups)
     root, class_names = os.path.join(os.path.dirname(path), ""), class_names if options.labels else ()
-    source = CsvList(root, tuple(listed), table, class_names, dict(left_out))
+    source = CsvList(root, tuple(listed), table, class_names, dict(left_out), columns)
     _check_there(path, source)
     return source
 
@@ -182,6 +193,22 @@ def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Column
                 f"{rows[0][files[0]].strip()!r} there are: {there}"
             )
     return _Columns(files[0], labels, split, 1)
+
+
+def _group_columns(
+    path: str, rows: list[list[str]], columns: _Columns, listed: Collection[str], groups: Any
+) -> dict[str, dict[str, str]]:
+    """Returns the cells of the column that `data.groups` names, by file; nothing where it names no column."""
+    key = groups.strip().lower() if isinstance(groups, str) and columns.rows else None
+    header = [cell.strip().lower() for cell in rows[0]]
+    if key not in header:
+        return {}
+    place, cells = header.index(key), {}
+    for row in rows[1:]:
+        file = _cell(row, columns.file)
+        if file in listed and cells.setdefault(file, _cell(row, place)) != _cell(row, place):
+            raise UserError(f"{path} has {as_text(file)} in two groups (data.groups={groups!r})")
+    return {key: cells}
 
 
 def _cell(row: list[str], place: int) -> str:

@@ -21,7 +21,7 @@ from vit_jax.data.sources.folder_rules import (
     why_left_out,
 )
 from vit_jax.data.sources.kind import SourceKind
-from vit_jax.data.sources.slices import stratified
+from vit_jax.data.sources.slices import groups_by_path, stratified
 from vit_jax.errors import UserError, as_text
 
 PART = 4096  # Files whose sizes one thread asks for.
@@ -105,6 +105,9 @@ class Folder(Source):
         files = self.files if indices is None else [self.files[index] for index in indices]
         names = [file[len(self.root) :] for file in files]
         return zip(names, file_sizes(self.root, files), strict=True)
+
+    def groups(self, key):
+        return groups_by_path([file[len(self.root) :] for file in self.files], key)
 
     def fair_order(self):
         names = [file[len(self.root) :] for file in self.files]

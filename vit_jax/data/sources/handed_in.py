@@ -61,6 +61,20 @@ class HandedIn(Source):
     def known_labels(self):
         return self.labels
 
+    def groups(self, key):
+        if hasattr(self.data, "column_names"):
+            if key not in self.data.column_names:
+                raise UserError(
+                    f"there is no column {key!r} (data.groups); {nearest(key, self.data.column_names)}"
+                )
+            return list(self.data[key])
+        if not isinstance(self.split, _Keys):
+            return super().groups(key)
+        try:
+            return [self.data[index][key] for index in range(len(self))]
+        except KeyError as error:
+            raise UserError(f"the {self.name} examples have no {key!r} (data.groups)") from error
+
     def fair_order(self):
         if self.labels is None:
             return range(len(self))

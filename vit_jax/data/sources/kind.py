@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from vit_jax.data.sources.base import Source
@@ -20,6 +20,9 @@ class SourceOptions(NamedTuple):
       weights: shares of the parts in training; None lets every example count the same.
       image_size: pixels, for images that are made up.
       labels: they are needed; otherwise images without any are taken too.
+      slices: `stratified`, so that a slice is a sample, or `in_order`, by the source's own order.
+      groups: what names the group of an image, of which a slice has all images or none: a regular expression
+        of its path, or a column; or the groups of all images of `train`; None: slices are cut anywhere.
       only: names of classes that the user has chosen, which settles what is a class.
       each_labelled: an example without a label is an error, as for a softmax; else it is of no class.
     """
@@ -32,6 +35,8 @@ class SourceOptions(NamedTuple):
     weights: tuple[float, ...] | None = None
     image_size: int = 224
     labels: bool = True
+    slices: str = "stratified"
+    groups: str | Sequence | None = None
     only: tuple[str, ...] = ()
     each_labelled: bool = False
 

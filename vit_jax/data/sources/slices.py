@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.data.order import permute
 from vit_jax.data.sources.base import Source, Subset
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, as_text
 
 GOLDEN = 0.6180339887498949  # Its multiples, modulo 1, are spread more evenly than any other number's.
 BRACKET = r"\[(-?\d+%?)?:(-?\d+%?)?\]"
@@ -65,16 +65,73 @@ def cut(split: str, piece: str) -> str:
     return "+".join(part + piece for part in split.split("+"))
 
 
-def chosen(source: Source, split: str) -> Sequence[int] | np.ndarray:
-    """Indices of the images that `name[from:to]` means: those of a slice in the source's fair order."""
+def chosen(
+    source: Source, split: str, in_order: bool = False, groups: Sequence | None = None
+) -> Sequence[int] | np.ndarray:
+    """Returns the indices of the images that `name[from:to]` means.
+
+    Args:
+      in_order: slices are cut out of the source's own order, not of its fair order.
+      groups: of each image, what it belongs to; a slice has all images of a group or none.
+    """
     part = split_range(split, len(source))
-    return part if len(part) == len(source) else source.fair_order()[part.start : part.stop]
+    if len(part) == len(source):
+        return part
+    if groups is not None:
+        return _whole_groups(source, split, part, in_order, groups)
+    return part if in_order else source.fair_order()[part.start : part.stop]
 
 
-def sliced(source: Source, split: str) -> Source:
-    """The part of `source` that `name[from:to]` means."""
-    part = chosen(source, split)
+def _whole_groups(source: Source, split: str, part: range, in_order: bool, groups: Sequence) -> np.ndarray:
+    """Returns the images of the groups whose middle is in `part`, where groups stand one after the other."""
+    names = list(map(str, groups))
+    _, first, group, counts = np.unique(names, return_index=True, return_inverse=True, return_counts=True)
+    if in_order:
+        order = np.argsort(first)
+    else:
+        table = source.known_labels()
+        classes = np.zeros(len(names), np.int64) if table is None else table[:, 0].astype(np.int64) + 1
+        # The class of most images of a group.
+        votes = np.unique(np.stack([group, classes]), axis=1, return_counts=True)
+        best = np.lexsort((-votes[1], votes[0][0]))
+        strata = votes[0][1][best][np.unique(votes[0][0][best], return_index=True)[1]]
+        order = stratified(strata, [names[index] for index in first])
+    middles = np.empty(len(counts))
+    middles[order] = np.cumsum(counts[order]) - counts[order] / 2
+    indices = np.flatnonzero(((part.start <= middles) & (middles < part.stop))[group])
+    if not len(indices):
+        raise UserError(
+            f"the split {split!r} has no whole group: there are {len(counts):,} groups of {len(names):,} "
+            f"images (data.groups), the largest of {counts.max():,}"
+        )
+    return indices
+
+
+def sliced(source: Source, split: str, in_order: bool = False, groups: Sequence | None = None) -> Source:
+    """Returns the part of `source` that `name[from:to]` means; the other arguments are those of `chosen`."""
+    part = chosen(source, split, in_order, groups)
     return source if len(part) == len(source) else Subset(source, part)
+
+
+def groups_by_path(paths: Sequence[str], pattern: str) -> list[str]:
+    """Returns the group of each path: the match of a regular expression in it, or of its parentheses.
+
+    Raises:
+      UserError: it is no regular expression, or finds nothing in a path.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"data.groups={pattern!r} is no regular expression: {error}") from error
+    groups = []
+    for path in paths:
+        if (found := compiled.search(path)) is None:
+            raise UserError(
+                f"data.groups={pattern!r} finds nothing in {as_text(path)!r}: every image must have a group, "
+                "as with '(patient[0-9]+)' or '[^/]+/[^/_]+'"
+            )
+        groups.append("\0".join(x or "" for x in found.groups()) if compiled.groups else found[0])
+    return groups
 
 
 def absolute(split: str, sizes: Mapping[str, int]) -> str:
