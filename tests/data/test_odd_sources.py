@@ -159,6 +159,13 @@ def test_apple_double_files_of_imagenet_tars_are_left_out(tmp_path):
         write_tar(tmp_path / "winter21_whole" / f"{synset}.tar", {"._a.JPEG": b"\0\5", "a.JPEG": picture(1)})
     done = prepare(tmp_path / "winter21_whole", tmp_path / "out")
     assert done.splits == {"train": 2} and done.left_out == {"AppleDouble files (._*)": 2}
+    write_tar(tmp_path / "winter21_whole" / "._n00000003.tar", {})
+    whole = tmp_path / "fall11_whole.tar"
+    with tarfile.open(whole, "w") as tar:
+        for path in sorted((tmp_path / "winter21_whole").iterdir()):
+            tar.add(path, path.name)
+    for source in (whole, tmp_path / "winter21_whole"):
+        assert readers.find(str(source)).class_names == ["n00000001", "n00000002"]
 
 
 def test_names_that_are_no_utf_8_are_prepared(tmp_path):

@@ -26,14 +26,13 @@ from vit_jax.data.class_names import shortened
 from vit_jax.data.decode import Unreadable
 from vit_jax.data.sources.folder import folders_in, read_file, walk
 from vit_jax.data.sources.folder_rules import (
-    APPLE_DOUBLE,
-    IGNORED_FOLDER,
     IMAGE_SUFFIXES,
     OUTSIDE,
     Entry,
     is_ignored,
     is_unsupported,
     layout,
+    of_system,
     sort_out,
     split_name,
     why_left_out,
@@ -235,7 +234,8 @@ def _files(root: Path, suffix: str) -> list[Path]:
     """The file itself, or those in a folder, down to two folders below."""
     if root.is_file():
         return [root]
-    files = sorted(file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
+    below = (file for depth in ("", "*/", "*/*/") for file in root.glob(f"{depth}*{suffix}"))
+    files = sorted(file for file in below if not of_system(str(file.relative_to(root))))
     for file in files:
         if not file.is_file():
             raise UserError(f"{file} is no regular file, or a link to nothing: take it away")
@@ -383,6 +383,8 @@ def _find_imagenet21k(root: Path, _: str | None) -> RawDataSet:
             continue
         with path.open("rb") as file:
             for inner in _members(path, file, size):
+                if of_system(inner.name):
+                    continue
                 synset = Path(inner.name).stem
                 if not (_SYNSET.fullmatch(synset) and inner.name.endswith(".tar")):
                     raise UserError(f"{path} holds {inner.name!r}, which is not a class's n########.tar")
@@ -398,7 +400,7 @@ def _scan_imagenet21k(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> N
         file.seek(unit.start)
         for member in _members(what, file, unit.end):
             name = os.path.basename(member.name)
-            if (reason := why_left_out(member.name)) in (APPLE_DOUBLE, IGNORED_FOLDER):
+            if reason := of_system(member.name):
                 rows.left_out[reason] += 1
                 continue
             rows.add(member.offset_data, member.size, (unit.label,), name, name)
@@ -449,7 +451,7 @@ def _without_system_files(
 ) -> Iterator[tarfile.TarInfo]:
     """Yields the members that are no system's, and counts the others."""
     for member in members:
-        if (reason := why_left_out(member.name)) in (APPLE_DOUBLE, IGNORED_FOLDER):
+        if reason := of_system(member.name):
             left_out[reason] += 1
         else:
             yield member

@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax.data.labels import check_lists, not_indices, one_hot_width
 from vit_jax.data.sources.base import Example, Source, spread
+from vit_jax.data.sources.folder_rules import of_system
 from vit_jax.data.sources.kind import SourceKind
 from vit_jax.data.sources.slices import shuffled
 from vit_jax.errors import UserError
@@ -175,7 +176,7 @@ def array_records(
     elif num_classes is None:
         raise UserError("array_record files don't say their classes: give data.num_classes")
     pattern = epath.Path(path)
-    files = sorted(str(file) for file in pattern.parent.glob(pattern.name))
+    files = sorted(str(file) for file in pattern.parent.glob(pattern.name) if not of_system(file.name))
     if not files:
         raise UserError(f"no files {path} (data.path)")
     try:

@@ -58,17 +58,22 @@ def why_left_out(path: str) -> str | None:
     Args:
       path: from the folder, with `/` between its parts.
     """
-    *folders, name = path.split("/")
-    if any(map(is_ignored, folders)):
-        return IGNORED_FOLDER
-    if name.startswith("._"):
-        return APPLE_DOUBLE
-    suffix = os.path.splitext(name)[1].lower()
+    if reason := of_system(path):
+        return reason
+    suffix = os.path.splitext(path)[1].lower()
     if suffix in IMAGE_SUFFIXES:
         return None
     if (mimetypes.guess_type(f"x{suffix}", strict=False)[0] or "").startswith("image/"):
         return f"{suffix} images{UNSUPPORTED}"
     return f"{suffix} files" if 1 < len(suffix) <= 12 else "files without an image's suffix"
+
+
+def of_system(path: str) -> str | None:
+    """Returns the reason of `why_left_out` for a file that a system has made; None for others."""
+    *folders, name = path.split("/")
+    if any(map(is_ignored, folders)):
+        return IGNORED_FOLDER
+    return APPLE_DOUBLE if name.startswith("._") else None
 
 
 def is_unsupported(reason: str) -> bool:
