@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 import vit_jax
 from tests.training.objectives.small import (
@@ -22,6 +23,7 @@ from vit_jax.command import read_config
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_multiply_adds, count_parameters, create_model, model_factory
 from vit_jax.models.model_card import traced_multiply_adds
+from vit_jax.runs.assemble import pictures
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.beit import BEiT
 from vit_jax.training.program import model_arguments
@@ -100,6 +102,21 @@ def test_nothing_of_the_tokeniser_is_trained(teachers):
     gradient = nnx.grad(lambda objective: objective(model, batch).each.mean())(objective)
     frozen = [np.abs(np.asarray(x)).max() for x in jax.tree.leaves(gradient["frozen"])]
     assert max(frozen) == 0 and np.abs(np.asarray(gradient["head"]["kernel"][...])).max() > 0
+
+
+@pytest.mark.parametrize(("name", "filter"), [("beit", "LANCZOS"), ("beitv2", "BICUBIC")])
+def test_the_tokenisers_crop_is_resized_by_the_authors_filter(name, filter):
+    """Lanczos' by default of run_beit_pretraining.py; BEiT v2 says `--second_interpolation bicubic`."""
+    config = config_of(name, teacher_size=12)
+    config.data.update(
+        dict(image_size=24, crop="random_resized", crop_area=(1.0, 1.0), crop_aspect=(1.0, 1.0))
+    )
+    config.data.update(dict(interpolation="bicubic", decode="exact"))
+    _, taught = pictures(config)
+    pixels = np.random.default_rng(0).integers(256, size=(40, 40, 3), dtype=np.uint8)
+    expected = Image.fromarray(pixels).resize((12, 12), Image.Resampling[filter])
+    found = taught.crop(pixels, np.random.default_rng(0))
+    np.testing.assert_array_equal(found, np.asarray(expected))
 
 
 def test_the_tokeniser_sees_the_same_crop_at_its_own_size(teachers):

@@ -8,6 +8,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import initializers, model_factory
 from vit_jax.models.image_model import CodeModel, TokenModel
@@ -38,6 +39,12 @@ class BEiT(BlockMasked):
 
     metrics: ClassVar = {"accuracy": "share"}
     ratio: ClassVar = MASK_RATIO
+
+    @staticmethod
+    def views(config: ConfigDict) -> tuple[View, ...]:
+        """The picture, and where the tokeniser sees it at another size, that one by Lanczos' filter."""
+        image, *taught = BlockMasked.views(config)
+        return (image, *(view._replace(crop={"interpolation": "lanczos"}) for view in taught))
 
     def __init__(self, model: TokenModel, codes: int, ratio: float | None, *, rngs: nnx.Rngs):
         super().__init__(model, ratio, rngs=rngs)

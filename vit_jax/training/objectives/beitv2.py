@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax.data.views import View
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.image_model import TokenModel
@@ -74,6 +75,11 @@ class BEiTv2(BEiT):
             _check_aggregates(model, early)
         self.early = early
         self.layers = model.more_layers(layers, early, scheme, rngs=rngs) if layers else None
+
+    @staticmethod
+    def views(config: ConfigDict) -> tuple[View, ...]:
+        """The picture, and where the tokeniser sees it at another size, that one too."""
+        return BlockMasked.views(config)
 
     @property
     def metrics(self) -> dict[str, str]:
