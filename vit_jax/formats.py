@@ -67,9 +67,12 @@ def _format_3(config: ConfigDict) -> dict[str, Any]:
 
 def _format_4(config: ConfigDict, model: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a config's text meant until format 4, where that differs."""
+    meant = {}
+    if config.objective.name == "beitv2" and config.objective.aggregate_from is None:
+        meant["objective.aggregate_from"] = 3 * model["depth"] // 4
     if config.finetune.checkpoint in (None, "handed_in"):  # A model that is handed in keeps its own.
-        return {}
-    return {
+        return meant
+    return meant | {
         f"model.{name}": model[name]
         for name, idle in CARRIED.items()
         if config.model[name] is None and model.get(name, idle) != idle

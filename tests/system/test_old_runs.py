@@ -131,6 +131,15 @@ def test_run_that_took_over_the_regularisation_of_its_checkpoint_goes_on_so():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("depth", "layer"), [(12, 9), (24, 18)])
+def test_run_that_aggregated_three_quarters_of_the_layers_goes_on_so(depth, layer):
+    config = base_config()
+    config.steps, config.objective.name = 10, "beitv2"
+    goes_on, notes = settled(config, to_json(config), 4, {"depth": depth})
+    assert goes_on.objective.aggregate_from == layer
+    assert notes == [f"config.objective.aggregate_from is {layer}"]
+
+
 def test_new_run_goes_on_without_a_note(run, finished):
     assert json.loads((finished / "manifest.json").read_text())["format"] == FORMAT
     result = run(*SMALL, f"--workdir={finished}")
