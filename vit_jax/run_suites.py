@@ -1,6 +1,7 @@
 """Suites on a checkpoint: opens it as `load_model` does, and keeps each figure as soon as it is there."""
 
 import functools
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluation.features import transfer_crop
 from vit_jax.evaluation.results import Results
-from vit_jax.evaluation.suite import Impossible, Measurement, Row, Stopped, Subject, Suite
+from vit_jax.evaluation.suite import Impossible, Measurement, Row, Stopped, Subject, Suite, digest_of
 from vit_jax.evaluation.suites import SUITES
+from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.interop.preprocessing import Preprocessing
 from vit_jax.load import build_model
 from vit_jax.parallel.mesh import make_mesh, place
 from vit_jax.parallel.sharding import parameter_shardings
 from vit_jax.runs.bucket import is_url
 from vit_jax.runs.loop import train
+from vit_jax.runs.warm_start import fingerprint_of
 from vit_jax.runs.workdir import absolute, checkpoint_crop, open_any
 
 
@@ -34,7 +37,10 @@ def run_suites(
     workers: int | None = None,
     say: Callable[[str], None] = print,
 ) -> Results:
-    """Evaluates a checkpoint by suites; those figures that are in `out` are not found again.
+    """Evaluates a checkpoint by suites.
+
+    Figures that are in `out` are not found again where the checkpoint's step and content and the data are the
+    same; it is said which these are.
 
     Args:
       checkpoint: what `load_model` takes.
@@ -55,7 +61,10 @@ def run_suites(
     opened = open_any(checkpoint, image_size)
     described = opened.describe()
     say(described)
-    results = Results(absolute(out), name, described.split(": ")[0])
+    version = version_of(opened)
+    results = Results(absolute(out), name, described.split(": ")[0], version)
+    if results.outdated:
+        say(f"note: {results.outdated}")
 
     def load():
         changes = {"image_size": image_size} if image_size else {}
@@ -72,7 +81,7 @@ def run_suites(
         functools.partial(frozen_crop, opened, image_size),
         functools.partial(predicted_crop, opened, image_size),
         say=say,
-        finetune=lambda config, folder: train(config, (results.folder / folder).absolute()),
+        finetune=lambda config, folder: train(config, results.folder / f"{folder}-{version['content']}"),
         num_classes=opened.arguments["num_classes"],
         class_names=opened.class_names,
         batch_size=batch_size,
@@ -101,9 +110,42 @@ def chosen_suites(names: list[str]) -> list[Suite]:
     return [suite for name, suite in SUITES.items() if name in names or "all" in names]
 
 
+def version_of(opened: Checkpoint) -> dict[str, int | str | None]:
+    """Step and content of a checkpoint: its parameters, and the model that they are of."""
+    params = fingerprint_of((path, opened.read(path)) for path in sorted(opened.shapes))
+    model = zlib.crc32(repr(sorted(opened.arguments.items())).encode())
+    return {"step": opened.step, "content": f"{params}{model:08x}"}
+
+
+def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
+    """Digests of the data of a measurement's rows, by name, and why others cannot be had."""
+    digests, failures = {}, {}
+    for name in measurement.names:
+        try:
+            digests[name] = digest_of(measurement.identify(name))
+        except UserError as error:
+            failures[str(error)] = None
+    return digests, "; ".join(failures)
+
+
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
-    """Puts the rows that are not there yet; what cannot be had is a row that says why."""
-    wanted = [name for name in measurement.names if not results.has(suite.name, name)]
+    """Puts the rows that are not there yet or are of other data; a row without figure says why.
+
+    Figures whose data cannot be had now are kept.
+    """
+    digests, failure = digests_of_data(measurement)
+    there = [name for name in measurement.names if results.has(suite.name, name)]
+    changed = [name for name in there if digests.get(name) not in (None, results.data_of(suite.name, name))]
+    unknown = [name for name in there if name not in digests]
+    same = [name for name in there if name not in changed and name not in unknown]
+    for names, words in (
+        (changed, "found anew, since the data have changed"),
+        (same, f"reused from {results.folder}, of the same checkpoint and data"),
+        (unknown, f"reused from {results.folder}, with no data to compare: {failure}"),
+    ):
+        if names:
+            subject.say(f"{suite.name}: {', '.join(names)}: {words}")
+    wanted = [name for name in measurement.names if name not in same and name not in unknown]
     if not wanted:
         return
     subject.say(f"== {suite.name}: {wanted[0]}")
@@ -120,7 +162,7 @@ def attempt(results: Results, suite: Suite, measurement: Measurement, subject: S
         rows = [Row(suite.name, name, note=str(error)) for name in wanted]
     except Stopped:
         raise SystemExit from None
-    results.put(*rows, *notes)
+    results.put(*rows, *notes, data=digests)
     for row in (*rows, *notes):
         subject.say(f"{row.name}: {row.note if row.accuracy is None else f'{row.accuracy:.2%}'}")
 

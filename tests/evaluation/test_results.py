@@ -106,6 +106,41 @@ def test_start_that_was_killed_in_its_first_writing_is_no_obstacle(tmp_path):
     assert not Results(tmp_path, "checkpoint", "ViT").rows
 
 
+def test_figures_of_another_step_or_content_are_dropped(tmp_path):
+    def opened(step, content) -> Results:
+        return Results(tmp_path / "out", "checkpoint", "ViT", {"step": step, "content": content})
+
+    first = opened(6, "a")
+    first.begin("knn", {"crop": "whole"})
+    first.put(
+        Row("knn", "digits, 10-NN", 0.5),
+        Row("knn", "pets, 10-NN", note="get it"),
+        data={"digits, 10-NN": "1"},
+    )
+    same = opened(6, "a")
+    assert (same.rows, same.outdated) == (first.rows, "")
+    assert (same.data_of("knn", "digits, 10-NN"), same.data_of("knn", "pets, 10-NN")) == ("1", None)
+    assert "# ViT, step 6" in same.markdown()
+    later = opened(400, "b")
+    assert (
+        not later.rows
+        and "figures of step 6 of the checkpoint, which are dropped: knn digits, 10-NN" in later.outdated
+    )
+    later.begin("knn", {"crop": "centre"})
+    later.put(Row("knn", "digits, 10-NN", 0.9))
+    assert "figures of another content of it" in opened(400, "c").outdated
+
+
+def test_figures_of_a_file_without_the_step_are_dropped(tmp_path):
+    results = Results(tmp_path / "out", "checkpoint", "ViT", {"step": 6, "content": "a"})
+    results.put(Row("vtab", "DTD", 0.5))
+    file = results.folder / "results.json"
+    saved = json.loads(file.read_text())
+    del saved["version"], saved["data"]
+    file.write_text(json.dumps(saved))
+    assert not Results(tmp_path / "out", "checkpoint", "ViT", {"step": 6, "content": "a"}).rows
+
+
 def test_other_checkpoint_is_refused(results):
     with pytest.raises(UserError, match="has results of checkpoint; give another --out"):
         again(results, "other")

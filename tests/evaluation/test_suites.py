@@ -1,6 +1,7 @@
 """The suite `imagenet` on a model of 1,000 classes, and flags that are refused; see tests/system too."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -109,6 +110,42 @@ def test_imagenets_sets_are_scored_as_counting_scores_the_models_logits(command,
     assert command(*common) == rows
     with pytest.raises(UserError, match="test_resize: None -> 20.*another --out"):
         command(*common, "--test_resize=20")
+
+
+def test_figures_are_reused_for_the_same_parameters_and_images_alone(command, tmp_path, capsys):
+    def colours(root, first):
+        for split, shift in (("train", 0), ("test", 1)):
+            for k, name in enumerate(("a", "b")):
+                (root / split / name).mkdir(parents=True, exist_ok=True)
+                for n in range(3):
+                    shade = np.full((16, 16, 3), first + 100 * k + 2 * n + shift, np.uint8)
+                    Image.fromarray(shade).save(root / split / name / f"{n}.png")
+        return root
+
+    arguments = TINY | dict(num_classes=2)
+    checkpoint = tmp_path / "tiny.npz"
+
+    def written(scale):
+        model = random_model("ViT-B/16", **arguments)
+        params = {path: scale * x for path, x in params_of(model).items()}
+        checkpoint.unlink(missing_ok=True)
+        save(checkpoint, "google", *described("ViT-B/16", **arguments), params.get)
+
+    def found(*more) -> str:
+        capsys.readouterr()
+        flagged = (f"--set=folder:{root}", "--neighbours=1", "--suite=knn", "--batch_size=8", "--workers=0")
+        command(f"--checkpoint={checkpoint}", *flagged, *more)
+        return capsys.readouterr().out
+
+    written(1.0)
+    root = colours(tmp_path / "one" / "pets", 10)
+    assert ": reused" not in found() and "knn: pets, 1-NN: reused from" in found()
+    root = colours(tmp_path / "two" / "pets", 40)  # The last part of the path is the same.
+    assert "knn: pets, 1-NN: found anew, since the data have changed" in found()
+    written(2.0)
+    assert "figures of another content of it, which are dropped: knn pets, 1-NN" in found()
+    shutil.rmtree(root)
+    assert "reused from" in (said := found()) and "with no data to compare: " in said
 
 
 def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(command, tmp_path):

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from vit_jax import published
 from vit_jax.errors import UserError
@@ -15,24 +17,44 @@ Rows = Mapping[tuple[str, str], Row]  # By suite and name.
 class Results:
     """The rows in a folder, of one checkpoint; `put` writes all of them.
 
+    Args:
+      version: step and content of the checkpoint; rows of another one are dropped.
+
+    Attributes:
+      outdated: the figures that were dropped, in words.
+
     Raises:
       UserError: the folder holds another checkpoint's, or other files.
     """
 
-    def __init__(self, folder: Path, checkpoint: str, description: str):
+    def __init__(
+        self,
+        folder: Path,
+        checkpoint: str,
+        description: str,
+        version: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self.folder, self._file = folder, folder / "results.json"
         self._temporary = self._file.with_suffix(".tmp")
-        self._about = {"checkpoint": checkpoint, "model": description, "settings": {}}
+        self._about = {"checkpoint": checkpoint, "version": dict(version), "model": description}
+        self._about |= {"settings": {}, "data": {}}
         self.rows: dict[tuple[str, str], Row] = {}
+        self.outdated = ""
         if self._file.exists():
             try:
                 saved = json.loads(self._file.read_text())
-                theirs, self._about["settings"] = saved["checkpoint"], saved["settings"]
-                self.rows = {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
+                theirs, settings = saved["checkpoint"], saved["settings"]
+                rows = {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
+                known, data = saved.get("version", {}), saved.get("data", {})
             except (ValueError, LookupError, TypeError) as error:
                 raise UserError(f"{self._file} is not of this command; give another --out") from error
             if theirs != checkpoint:
                 raise UserError(f"{folder} has results of {theirs}; give another --out")
+            if known == dict(version):
+                self.rows = rows
+                self._about |= {"settings": settings, "data": data}
+            else:
+                self.outdated = _outdated(folder, rows, known.get("step"), version.get("step"))
         elif folder.exists() and (not folder.is_dir() or {*folder.iterdir()} - {self._temporary}):
             raise UserError(f"{folder} holds files but no results; give a new or empty --out")
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,16 +86,27 @@ class Results:
         rows = [self.rows.get((suite, name)) for name in names]
         return all(row is not None and row.accuracy is not None for row in rows)
 
-    def put(self, *rows: Row) -> None:
-        """Adds rows in the place of older ones."""
+    def data_of(self, suite: str, name: str) -> str | None:
+        """The digest of the data that a row's figure is of; None where it is not known."""
+        return self._about["data"].get(suite, {}).get(name)
+
+    def put(self, *rows: Row, data: Mapping[str, str | None] = MappingProxyType({})) -> None:
+        """Adds rows in the place of older ones.
+
+        Args:
+          data: digests of their data, by the rows' names.
+        """
         self.rows |= {(row.suite, row.name): row for row in rows}
+        for row in rows:
+            self._about["data"].setdefault(row.suite, {})[row.name] = data.get(row.name)
         text = json.dumps(self._about | {"rows": [row._asdict() for row in self.rows.values()]}, indent=2)
         self._temporary.write_text(text + "\n")
         self._temporary.replace(self._file)
 
     def markdown(self) -> str:
         """A table for each suite, the paper's figures beside ours."""
-        parts = [f"# {self._about['model']}"]
+        step = self._about["version"].get("step")
+        parts = [f"# {self._about['model']}" + (f", step {step:,}" if step else "")]
         for suite in SUITES.values():
             rows = [row for row in self.rows.values() if row.suite == suite.name]
             if not rows:
@@ -99,6 +132,13 @@ class Results:
             lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
             parts += [f"## {suite.title}", "\n".join(lines)]
         return "\n\n".join(parts) + "\n"
+
+
+def _outdated(folder: Path, rows: Rows, step: int | None, step_now: int | None) -> str:
+    """Words on figures of another step or content of the checkpoint; empty where there are none."""
+    figures = [f"{row.suite} {row.name}" for row in rows.values() if row.accuracy is not None]
+    of = f"step {step:,} of the checkpoint" if step not in (None, step_now) else "another content of it"
+    return f"{folder} had figures of {of}, which are dropped: {'; '.join(figures)}" if figures else ""
 
 
 def in_per_cent(row: Row) -> str:

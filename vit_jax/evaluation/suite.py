@@ -6,6 +6,8 @@ A suite's module makes one `Suite` and has a line in `vit_jax/evaluation/suites.
 """
 
 import functools
+import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -169,12 +171,15 @@ class Measurement:
         why they cannot be had.
       measure: makes the rows of the model and what was opened.
       fingerprint: short values by which two hosts see whether they opened the same.
+      identify: fingerprints the data of a row, by its name, without reading all labels. It raises UserError
+        where they cannot be had.
     """
 
     names: tuple[str, ...]
     open: Callable[[Sequence[str]], Any]
     measure: Callable[[Subject, Any], Sequence[Row]]
     fingerprint: Callable[[Any], Mapping[str, int | str]] = lambda opened: {}
+    identify: Callable[[str], Mapping[str, int | str]] = lambda name: {}
 
 
 @dataclass(frozen=True)
@@ -237,6 +242,11 @@ def in_data_dir(path: str, data_dir: str) -> str:
 
 
 DATA_DIR = text_option("Where TFDS's data sets are, if not in ~/tensorflow_datasets.")
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """A short name of some values, for the same ones and no others."""
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def mean(figures: Mapping[str, float], names: Collection[str]) -> float:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from vit_jax.data.sources import DataSet, data_set
+from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import (
     DATA_SETS,
@@ -14,6 +15,7 @@ from vit_jax.evaluation.fewshot import (
     FewShotTask,
     TooFewImages,
     cut_in_two,
+    fingerprints,
     open_data_set,
 )
 from vit_jax.evaluation.suite import (
@@ -78,8 +80,12 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set, for all shots."""
     seeds, penalty = options["seeds"], options["penalty"]
 
+    @functools.cache
+    def sources_of(described: DataSet) -> tuple[Source, Source]:
+        return open_data_set(described, options["image_size"] or 224, say=subject.say)
+
     def open_task(described: DataSet, names: Sequence[str]) -> FewShotTask:
-        sources = open_data_set(described, options["image_size"] or 224, say=subject.say)
+        sources = sources_of(described)
         shots = [shots_of(name) for name in names]
         try:
             return FewShotTask(described.name, *sources, shots, seeds, subject.say)
@@ -107,12 +113,16 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for one in accuracies
         ]
 
+    def identify(described: DataSet, name: str) -> dict[str, int | str]:
+        return fingerprints(*sources_of(described))
+
     return [
         Measurement(
             tuple(name_of_shots(described.name, count) for count in options["shots"]),
             functools.partial(open_task, described),
             functools.partial(measure, described),
             FewShotTask.fingerprint,
+            functools.partial(identify, described),
         )
         for described in chosen_sets(subject, options)
     ]
@@ -149,7 +159,11 @@ SUITE = Suite(
         "penalty": SuiteOption(PENALTY, "Penalty of least squares.", float),
         "data_dir": DATA_DIR,
     },
-    settings=lambda subject, options: {"seeds": options["seeds"], "crop": str(subject.transfer_crop)},
+    settings=lambda subject, options: {
+        "seeds": options["seeds"],
+        "penalty": options["penalty"],
+        "crop": str(subject.transfer_crop),
+    },
     draw=lambda axes, rows, printed: draw_lines(axes, rows, shots_of, "training images of each class"),
     spoken="few-shot accuracy on",
     short=lambda name: re.sub(", (.*) shots?$", r"/\1", name),

@@ -21,6 +21,7 @@ from vit_jax.evaluation.suite import (
     Subject,
     Suite,
     SuiteOption,
+    digest_of,
     in_data_dir,
     text_option,
 )
@@ -45,13 +46,26 @@ def head(subject: Subject) -> Match:
     return sets.match_head(subject.num_classes, subject.class_names, subject.name)
 
 
+def read_real(path: str) -> list:
+    """ReaL's labels, as of `imagenet.read_real`; raises UserError where no file is given."""
+    if not path:
+        raise UserError(f"give --real=real.json, from {sets.REAL_URL}")
+    return sets.read_real(path)
+
+
+def refuse(error: UserError, names: Sequence[str] | str) -> None:
+    """Raises the error, in the place of opening data."""
+    raise error
+
+
+def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
+    """The five likeliest classes of each image, as ImageNet numbers them."""
+    seen = subject.see(source, first_five, crop)
+    return seen._replace(values=np.argsort(head(subject).order)[seen.values])
+
+
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each set of images; with ReaL's labels the validation images have three rows."""
-
-    def predict(subject: Subject, source: Source, crop: TestCrop) -> Features:
-        """The five likeliest classes of each image, as ImageNet numbers them."""
-        seen = subject.see(source, first_five, crop)
-        return seen._replace(values=np.argsort(head(subject).order)[seen.values])
 
     def rows(names: Sequence[str], predictions, labels, crop: TestCrop) -> list[Row]:
         """Top-1, and top-5 if there are two names."""
@@ -61,11 +75,6 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             Row("imagenet", name, scored[kind], None, scored["images"], note)
             for name, kind in zip(names, ("top1", "top5"), strict=False)
         ]
-
-    def read_real() -> list:
-        if not options["real"]:
-            raise UserError(f"give --real=real.json, from {sets.REAL_URL}")
-        return sets.read_real(options["real"])
 
     def validation(names: Sequence[str], real: list | None = None) -> Source:
         if options["imagenet"]:
@@ -95,11 +104,11 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             seen = predict(subject, source, crop)
             return rows(names, seen.values, seen.labels, crop)
 
-        names = (name, f"{name}, top-5")
-        return Measurement(names, checked(open_set), measure, fingerprint)
+        def identify(name: str) -> dict[str, int | str]:
+            return fingerprint(checked(open_set)([name]))
 
-    def refuse(error: UserError, names: Sequence[str]) -> None:
-        raise error
+        names = (name, f"{name}, top-5")
+        return Measurement(names, checked(open_set), measure, fingerprint, functools.cache(identify))
 
     def checked(open_set: Callable[[Sequence[str]], Source]) -> Callable[[Sequence[str]], Source]:
         """Sees first whether the model predicts ImageNet's classes."""
@@ -110,20 +119,28 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
 
         return opened
 
+    @functools.cache
+    def of_images() -> dict[str, int | str]:
+        return fingerprint(checked(validation)(OWN))
+
+    def identify(name: str) -> dict[str, int | str]:
+        return of_images() | ({} if name in OWN else {"real": digest_of({"classes": real})})
+
     crop = crop_of(subject, options)
     central = sets.objectnet_crop(sides(crop.size)[0])
     central = dataclasses.replace(crop, kind=central.kind, resize=central.resize)
     try:
-        real = read_real()
+        real = read_real(options["real"])
     except UserError as error:
         real = None
+        refused = functools.partial(refuse, error)
         own = [
-            Measurement(OWN, checked(validation), of_validation, fingerprint),
-            Measurement(("ReaL",), functools.partial(refuse, error), lambda subject, opened: []),
+            Measurement(OWN, checked(validation), of_validation, fingerprint, identify),
+            Measurement(("ReaL",), refused, lambda subject, opened: [], identify=refused),
         ]
     else:
         relabelled = checked(functools.partial(validation, real=real))
-        own = [Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint)]
+        own = [Measurement((*OWN, "ReaL"), relabelled, of_validation, fingerprint, identify)]
     return [*own, other("ImageNet-v2", v2, crop), other("ObjectNet", objectnet, central)]
 
 

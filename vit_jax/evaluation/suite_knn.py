@@ -33,8 +33,12 @@ class Opened(NamedTuple):
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set, for all numbers of neighbours."""
 
+    @functools.cache
+    def sources_of(described: DataSet) -> tuple[Source, Source]:
+        return open_data_set(described, options["image_size"] or 224, say=subject.say)
+
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
-        train, test = open_data_set(described, options["image_size"] or 224, say=subject.say)
+        train, test = sources_of(described)
         images = len(train)
         if too_many := [name for name in names if neighbours_of(name) > images]:
             why = f"{described.name} has {images} training images: ask for no more neighbours than that"
@@ -52,12 +56,16 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for count, accuracy in accuracies.items()
         ]
 
+    def identify(described: DataSet, name: str) -> dict[str, int | str]:
+        return fingerprints(*sources_of(described))
+
     return [
         Measurement(
             tuple(name_of(described, count) for count in options["neighbours"]),
             functools.partial(open_both, described),
             functools.partial(measure, described),
             lambda opened: fingerprints(opened.train, opened.test),
+            functools.partial(identify, described),
         )
         for described in chosen_sets(subject, options)
     ]

@@ -14,8 +14,12 @@ from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, split_note
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set."""
 
-    def open_both(described: DataSet, names: Sequence[str]) -> tuple[Source, Source]:
+    @functools.cache
+    def sources_of(described: DataSet) -> tuple[Source, Source]:
         return open_data_set(described, options["image_size"] or 224, say=subject.say)
+
+    def open_both(described: DataSet, names: Sequence[str]) -> tuple[Source, Source]:
+        return sources_of(described)
 
     def measure(described: DataSet, subject: Subject, sources: tuple[Source, Source]) -> list[Row]:
         train, test = map(subject.see, sources)
@@ -23,12 +27,16 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         note = f"penalty {probed.penalty:g}{split_note(described)}"
         return [Row("probe", name_of(described), probed.accuracy, None, len(test.values), note)]
 
+    def identify(described: DataSet, name: str) -> dict[str, int | str]:
+        return fingerprints(*sources_of(described))
+
     return [
         Measurement(
             (name_of(described),),
             functools.partial(open_both, described),
             functools.partial(measure, described),
             lambda sources: fingerprints(*sources),
+            functools.partial(identify, described),
         )
         for described in chosen_sets(subject, options)
     ]

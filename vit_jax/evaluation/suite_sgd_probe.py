@@ -37,8 +37,12 @@ class Opened(NamedTuple):
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set, for all choices of features."""
 
+    @functools.cache
+    def sources_of(described: DataSet) -> tuple[Source, Source]:
+        return open_data_set(described, options["image_size"] or 224, say=subject.say)
+
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
-        train, test = open_data_set(described, options["image_size"] or 224, say=subject.say)
+        train, test = sources_of(described)
         read_single_labels(described.name, train, subject.say)
         return Opened(train, test, [name.rsplit(", SGD on ", 1)[1] for name in names])
 
@@ -60,12 +64,16 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         images, split = len(test.values), split_note(described)
         return [row(described, choice, found, images, split) for choice in wanted] + notes
 
+    def identify(described: DataSet, name: str) -> dict[str, int | str]:
+        return fingerprints(*sources_of(described))
+
     return [
         Measurement(
             tuple(name_of(described, choice) for choice in (BEST, *CHOICES)),
             functools.partial(open_both, described),
             functools.partial(measure, described),
             lambda opened: fingerprints(opened.train, opened.test),
+            functools.partial(identify, described),
         )
         for described in chosen_sets(subject, options)
     ]

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 
 from vit_jax.config import OPERATIONAL, base_config, check, leaves
+from vit_jax.data.sources import open_source
 from vit_jax.data.sources.vtab import GROUPS, TASKS
 from vit_jax.errors import UserError, nearest
+from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.suite import (
     DATA_DIR,
     Measurement,
@@ -17,6 +19,7 @@ from vit_jax.evaluation.suite import (
     Subject,
     Suite,
     SuiteOption,
+    digest_of,
     mean,
 )
 from vit_jax.recipes import finetune
@@ -46,20 +49,33 @@ def parse_values(texts: Sequence[str]) -> list[str]:
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """A run on each task, in this process: it has the devices."""
 
-    def measure(key: str, name: str, subject: Subject, opened: None) -> list[Row]:
+    def path_of(key: str) -> str:
+        return f"{key}:{options['data_dir']}" if options["data_dir"] else key
+
+    @functools.cache
+    def fingerprint_of(key: str) -> dict[str, int | str]:
+        train, test = (open_source("vtab", split, path=path_of(key)) for split in ("train800val200", "test"))
+        return fingerprints(train, test)
+
+    def measure(key: str, name: str, subject: Subject, digest: str) -> list[Row]:
         config = finetune(f"vtab/{key}", size=options["image_size"] or 384)
         config.finetune.checkpoint = subject.name
-        config.data.path = f"{key}:{options['data_dir']}" if options["data_dir"] else key
+        config.data.path = path_of(key)
         for value in options["value"]:
             set_value(config, value)
         check(config)
-        figures = subject.finetune(config, f"vtab/{key}")
+        figures = subject.finetune(config, f"vtab/{key}-{digest}")
         if not figures:  # A signal stopped it, and it was saved.
             raise Stopped
         return [Row("vtab", name, figures["accuracy"], None, int(figures["images"]))]
 
     return [
-        Measurement((task.name,), lambda names: None, functools.partial(measure, key, task.name))
+        Measurement(
+            (task.name,),
+            lambda names, key=key: digest_of(fingerprint_of(key)),
+            functools.partial(measure, key, task.name),
+            identify=lambda name, key=key: fingerprint_of(key),
+        )
         for key, task in TASKS.items()
     ]
 
