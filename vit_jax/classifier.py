@@ -14,7 +14,7 @@ from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 
 class Classifier(NamedTuple):
-    """A model of RGB images."""
+    """A model of RGB images, or of grey ones."""
 
     model: ImageModel
     class_names: list[str]  # None, where the model has no head.
@@ -42,13 +42,17 @@ def open_classifier(
       say: is told what was loaded, and what is seen of an image.
 
     Raises:
-      UserError: there is no such checkpoint; the model's images are not RGB; sizes or names do not fit.
+      UserError: there is no such checkpoint; the model's images are neither RGB nor grey; sizes or names do
+        not fit.
     """
     changes: dict[str, Any] = {"image_size": image_size} if image_size else {}
     checkpoint = open_any(source, image_size)
     model = build_model(checkpoint, say=say, **changes)
-    if model.channels != 3:
-        raise UserError(f"the model takes images of {model.channels} channels, and files are read as RGB")
+    if model.channels not in (1, 3):
+        raise UserError(
+            f"the model takes images of {model.channels} channels, and files are read as RGB: hand arrays to "
+            "predict of vit_jax.load_model"
+        )
     count = model.num_classes
     given = _names(classes, count) if classes else checkpoint.class_names
     crop = _crop(checkpoint, model.image_size, resize, decode)

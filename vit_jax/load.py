@@ -61,15 +61,13 @@ class AboutLoaded(About):
     ) -> list[Prediction]:
         from vit_jax.evaluation.features import reaching, top_of
 
-        if model.channels != 3:
-            raise UserError(f"the model takes images of {model.channels} channels, and these are read as RGB")
         if not model.num_classes:
             raise UserError(
                 f"the model of {self.place} has no head: it has features, but predicts no classes"
             )
         top = top_of(top, threshold, model.num_classes, TOP)
         names = self.class_names or [*map(str, range(model.num_classes))]
-        source = images_of(images)
+        source = images_of(images) if model.channels in (1, 3) else Channels(images, model.channels)
         predictions, done = [], 0
         for part in self._stream(model, source, top):
             mask = part["mask"][: len(source) - done]
@@ -84,12 +82,20 @@ class AboutLoaded(About):
 
     def _stream(self, model: ImageModel, source: Any, top: int):
         """Batches of probabilities and classes; what computes them is compiled once for a batch size."""
+        import jax
         from flax import nnx
 
         from vit_jax.evaluation.features import Extractor, likeliest
         from vit_jax.parallel.mesh import make_mesh, place
         from vit_jax.parallel.sharding import parameter_shardings
 
+        if isinstance(source, Channels):
+            compute = nnx.jit(likeliest(top, self.probabilities))
+            crop = checkpoint_crop(self._checkpoint, model.image_size)
+            for start in range(0, len(source), BATCH_SIZE):
+                batch = source.cropped(crop, slice(start, start + BATCH_SIZE))
+                yield dict(values=jax.device_get(compute(model, batch)), mask=np.ones(len(batch), bool))
+            return
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())  # Few sizes: each is compiled.
         graphdef, params = nnx.split(model)
         params = nnx.to_pure_dict(params)
@@ -111,8 +117,6 @@ class AboutLoaded(About):
                     say=lambda line: None,
                 ),
             )
-        import jax
-
         shardings, extractor = self._extractors[key]
         yield from extractor.stream(jax.tree.map(place, params, shardings), source)
 
@@ -142,6 +146,51 @@ def images_of(images: Any):
     elif not (hasattr(images, "__len__") and hasattr(images, "__getitem__")) or isinstance(images, bytes):
         images = Listed([images])
     return handed_in(images, "prediction", labels=False)
+
+
+class Channels:
+    """Images of another number of channels than files have: arrays uint8 `[height, width, channels]`.
+
+    Args:
+      images: an array, or several, in a list or in one array.
+
+    Raises:
+      UserError: they are no such arrays.
+    """
+
+    def __init__(self, images: Any, channels: int):
+        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+        self._images = list(images) if several else [images]
+        for image in self._images or [None]:
+            known = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3
+            if not known or image.shape[-1] != channels or 0 in image.shape:
+                what = f"uint8 {list(image.shape)}" if known else f"a {type(image).__name__}"
+                raise UserError(
+                    f"the model takes images of {channels} channels: hand in NumPy arrays of uint8, [height, "
+                    f"width, {channels}], not {what}"
+                )
+
+    def __len__(self):
+        return len(self._images)
+
+    def describe(self, index: int) -> str:
+        """The name of an image in a prediction."""
+        return f"prediction data's example {index}"
+
+    def cropped(self, crop: Callable[[np.ndarray], np.ndarray], part: slice) -> np.ndarray:
+        """Images of a slice as the model sees them, uint8 `[images, height, width, channels]`.
+
+        The crop is of three channels at once, each of which it resizes by itself.
+        """
+        found = []
+        for image in self._images[part]:
+            channels = image.shape[-1]
+            padded = np.pad(image, ((0, 0), (0, 0), (0, -channels % 3)))
+            threes = [
+                crop(np.ascontiguousarray(padded[..., first : first + 3])) for first in range(0, channels, 3)
+            ]
+            found.append(np.concatenate(threes, axis=-1)[..., :channels])
+        return np.stack(found)
 
 
 class Listed(list):

@@ -14,6 +14,8 @@ import vit_jax
 from vit_jax.command import read_config
 from vit_jax.data.sources import handed_in
 from vit_jax.data.sources.digits import digits
+from vit_jax.interop.preprocessing import Preprocessing
+from vit_jax.runs.workdir import checkpoint_crop, open_any
 from vit_jax.training.objectives.objective import EVALUATION, Loss, Objective
 
 TRAIN, TEST = digits("train"), digits("test")
@@ -165,6 +167,59 @@ def test_transformers_pipeline_answers_by_the_sigmoid_of_each_class(
     np.testing.assert_allclose(
         [found[name] for name in names], sigmoids(several_labels, images)[0], atol=2e-3
     )
+
+
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory):
+    """A folder of a random model with a mean and deviation of each channel."""
+    model = vit_jax.create_model(
+        TINY,
+        **dict(num_classes=5, image_size=16, dim=16, depth=1, heads=2, hidden=16, head_deviation=1.0),
+        **dict(mean=(0.4, 0.5, 0.6), deviation=(0.2, 0.2, 0.2)),
+    )
+    model.about.preprocessing = Preprocessing("square", 1.0, "bicubic")
+    folder = tmp_path_factory.mktemp("coloured") / "model"
+    return vit_jax.save_model(model, folder, library="timm", say=str)
+
+
+@pytest.mark.parametrize("channels", [1, 12])
+def test_a_stem_for_other_channels_sees_alike_channels_alike(coloured, channels):
+    theirs = vit_jax.load_model(coloured, say=str)
+    ours = vit_jax.load_model(coloured, channels=channels, say=str)
+    assert ours.mean == pytest.approx(0.5) and ours.deviation == pytest.approx(0.2)
+    theirs.mean = ours.mean
+    grey = NOISE[..., :1]
+    logits = np.asarray(theirs(grey.repeat(3, axis=-1)))
+    np.testing.assert_allclose(ours(grey.repeat(channels, axis=-1)), logits, atol=1e-4)
+    found = ours.predict(grey.repeat(channels, axis=-1), top=5)
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    expected = -np.sort(-e / e.sum(axis=1, keepdims=True))
+    np.testing.assert_allclose([one.probabilities for one in found], expected, atol=1e-4)
+
+
+def test_predict_of_other_channels_resizes_each_and_reads_files_in_grey(coloured, tmp_path):
+    one, twelve = (vit_jax.load_model(coloured, channels=channels, say=str) for channels in (1, 12))
+    Image.fromarray(NOISE[0]).save(tmp_path / "x.png")
+    grey = np.asarray(Image.open(tmp_path / "x.png").convert("L"))
+    assert one.predict(tmp_path / "x.png")[0].probabilities == one.predict(grey)[0].probabilities
+    large = np.random.default_rng(1).integers(256, size=(40, 30, 12), dtype=np.uint8)
+    parts = [np.asarray(Image.fromarray(large[..., k])) for k in range(12)]
+    crop = checkpoint_crop(open_any(coloured), 16)
+    seen = np.stack([crop(np.repeat(part[..., None], 3, axis=-1))[..., 0] for part in parts], axis=-1)
+    assert twelve.predict(large)[0].probabilities == twelve.predict(seen)[0].probabilities
+    for wrong, words in ((tmp_path / "x.png", "not a PosixPath"), (NOISE, r"not uint8 \[16, 16, 3\]")):
+        with pytest.raises(vit_jax.UserError, match=f"takes images of 12 channels: .*{words}"):
+            twelve.predict(wrong)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 12])
+def test_a_stem_for_other_channels_is_timms(coloured, channels, timm, torch):
+    from timm.models import adapt_input_conv
+
+    kernel = vit_jax.load_model(coloured, say=str).pixel_kernel[...]
+    theirs = adapt_input_conv(channels, torch.from_numpy(np.array(kernel).transpose(3, 2, 0, 1).copy()))
+    ours = vit_jax.load_model(coloured, channels=channels, say=str).pixel_kernel[...]
+    np.testing.assert_allclose(ours, theirs.numpy().transpose(2, 3, 1, 0), atol=1e-6)
 
 
 @pytest.mark.parametrize(

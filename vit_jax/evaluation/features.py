@@ -17,6 +17,7 @@ from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.models.image_model import PROBABILITIES, ImageModel, TokenModel
 from vit_jax.models.layers import placing
+from vit_jax.models.pixels import in_channels
 from vit_jax.parallel.mesh import local_rows, place, replicated, split_batch, to_devices, whole_batch
 from vit_jax.parallel.sharding import parameter_shardings, place_activation
 from vit_jax.progress import Progress
@@ -202,7 +203,8 @@ def make_features(
 
     def features(params, batch):
         with placing(partial(place_activation, mesh), mesh.devices.flat[0].platform):
-            values = compute(nnx.merge(graphdef, params), batch["image"])
+            model = nnx.merge(graphdef, params)
+            values = compute(model, in_channels(batch["image"], model.channels))
         return {"values": values, "labels": batch["labels"], "mask": batch["mask"]}
 
     return jax.jit(features, in_shardings=(shardings, split_batch(mesh)), out_shardings=replicated(mesh))

@@ -327,7 +327,8 @@ def fit(
     A head of another number of classes starts at zero, or as `head_deviation` says where that is asked for,
     without the pre-logits layer unless `pre_logits` is; positions are resized; one table of biases by offset
     that all layers share becomes each layer's own where the model has such, as BEiT is fine-tuned; what the
-    model has no place for is dropped. Without classes a model of two heads keeps its distillation token.
+    model has no place for is dropped. A kernel of pixels gets other channels by timm's rule. Without classes
+    a model of two heads keeps its distillation token.
 
     Args:
       changes: arguments of the model, over the checkpoint's.
@@ -346,12 +347,8 @@ def fit(
             raise UserError(
                 f"{model_name(checkpoint.model, known)} has no argument {name!r}; {nearest(name, known)}"
             )
-    classes = changes.get("num_classes", known["num_classes"])
-    new_head = new_head or classes != known["num_classes"]
-    if new_head and known.get("pre_logits"):
-        changes = dict(pre_logits=False) | changes
-    if not classes and known.get("distillation") == "heads":
-        changes = dict(distillation="token") | changes
+    new_head = new_head or changes.get("num_classes", known["num_classes"]) != known["num_classes"]
+    changes = _implied(known, changes, new_head) | changes
     values = complete(checkpoint.model, known | changes)
     before, after = (sketch(checkpoint.model, v) for v in (known, values))
     old, new = (getattr(model, "grid", None) for model in (before, after))
@@ -364,6 +361,10 @@ def fit(
         if path == "position_embedding/table" and _has_fixed_positions(known):
             table = np.asarray(before.position_embedding())  # A model with a table may start from them.
             found, read = table.shape, {path: table}.get
+        if found and _reads_pixels(found, shape, known, values):
+            read = functools.partial(_other_channels, read, values["channels"])
+            found = (*found[:2], values["channels"], found[3])
+            done.resized.append(f"{path} {known['channels']} channels -> {values['channels']}")
         if path.startswith(("head/", "distillation_head/")) and (new_head or found != shape):
             deviation = changes.get("head_deviation", 0.0) if path.endswith("/kernel") else 0.0
             sources[path] = functools.partial(_drawn, shape, deviation, seed)
@@ -401,6 +402,37 @@ def fit(
     done.dropped.extend(path for path in checkpoint.shapes if path not in used)
     done.copied.extend(sorted((used - shapes.keys()) & checkpoint.shapes.keys()))
     return values, sources, done
+
+
+def _implied(known: dict, changes: dict, new_head: bool) -> dict:
+    """The arguments that other changes of a checkpoint's arguments change."""
+    implied = {}
+    if new_head and known.get("pre_logits"):
+        implied["pre_logits"] = False
+    if not changes.get("num_classes", known["num_classes"]) and known.get("distillation") == "heads":
+        implied["distillation"] = "token"
+    if changes.get("channels", known["channels"]) != known["channels"]:
+        each = {name: known[name] for name in ("mean", "deviation") if isinstance(known[name], tuple)}
+        implied |= {name: float(np.mean(value)) for name, value in each.items()}
+    return implied
+
+
+def _reads_pixels(found: tuple[int, ...], shape: tuple[int, ...], known: dict, values: dict) -> bool:
+    """True for the kernel that reads the images, where their number of channels changes."""
+    before, after = known["channels"], values["channels"]
+    return before != after and len(found) == len(shape) == 4 and (found[2], shape[2]) == (before, after)
+
+
+def _other_channels(read, channels: int, path: str) -> np.ndarray:
+    """A kernel that reads images of another number of channels, by timm's rule.
+
+    One channel gets the sum of all. Others get those there are in turn, times their number over the new one.
+    """
+    kernel = np.asarray(read(path))
+    if channels == 1:
+        return kernel.sum(axis=2, keepdims=True)
+    before = kernel.shape[2]
+    return kernel[:, :, np.arange(channels) % before] * np.float32(before / channels)
 
 
 def _drawn(shape: tuple[int, ...], deviation: float, seed: int) -> np.ndarray:

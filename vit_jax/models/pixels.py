@@ -14,6 +14,17 @@ def to_floats(images: jax.Array) -> jax.Array:
     return images.astype(jnp.float32)
 
 
+def in_channels(images: jax.Array, channels: int) -> jax.Array:
+    """RGB images, uint8 `[..., 3]`, in grey, `[..., 1]`, for a model of one channel; for others as they are.
+
+    Grey is ITU-R 601-2 luma in Pillow's fixed point: an image whose channels are alike keeps its values.
+    """
+    if channels != 1 or images.shape[-1] != 3:
+        return images
+    weighted = images.astype(jnp.int32) * jnp.array([19595, 38470, 7471])
+    return ((weighted.sum(-1, keepdims=True) + 2**15) >> 16).astype(jnp.uint8)
+
+
 def plain_statistic(value: Statistic) -> Statistic:
     """The same as one number where all channels have the same."""
     if not isinstance(value, list | tuple):
