@@ -60,6 +60,15 @@ def test_a_group_is_in_one_slice(root, kind, path, groups, slices):
     assert_whole_groups(parts)
 
 
+def test_a_slice_of_rows_without_labels_is_a_sample_too():
+    parts = []
+    for split in ("train[:50%]", "train[50%:]"):
+        source = open_handed_in({"train": IMAGES}, split, labels=False)
+        parts.append(sorted(int(source[i].image[0, 0, 0]) for i in range(len(source))))
+    assert sorted(sum(parts, [])) == list(range(40))
+    assert all(5 <= sum(number < 20 for number in part) <= 15 for part in parts)
+
+
 class Rows:
     """A data set as Hugging Face's are, with a column of patients."""
 
@@ -111,9 +120,7 @@ def test_a_stratified_slice_of_rows_is_remarked_on():
     data = {"train": (IMAGES, CLASSES)}
     config = config_of()
     (note,) = notes(config, open_splits(config, data))
-    assert note.startswith(
-        "note: train[:75%] is a sample with its share of each class of the 40 examples, not a"
-    )
+    assert note.startswith("note: train[:75%] is a sample of the 40 examples")
     assert notes(config, open_splits(config, data, PATIENTS), PATIENTS) == []
     config = config_of(slices="in_order")
     assert not any("a sample" in line for line in notes(config, open_splits(config, data)))

@@ -218,6 +218,18 @@ def test_records_without_the_label_feature_name_those_there_are(tmp_path):
     assert source[0].labels == (1,)
 
 
+def test_numbers_and_names_of_classes_are_not_mixed(tmp_path):
+    records(tmp_path, [[number] for number in NUMBERS.tolist()])
+    for name in CLASSES:
+        (tmp_path / "pets" / "train" / name).mkdir(parents=True)
+        (tmp_path / "pets" / "train" / name / "0.png").write_bytes(png(0))
+    parts = (f"array_record:{tmp_path}/*.array_record", f"folder:{tmp_path}/pets")
+    for split in ("train", "train[:90%]"):
+        with pytest.raises(UserError, match="with numbers for classes, and .* with names"):
+            open_source("mixture", split, parts=parts, num_classes=3)
+    assert len(open_source("mixture", "train", parts=parts[:1] * 2, num_classes=3)) == 12
+
+
 def test_more_labels_than_are_kept_are_refused(tmp_path):
     with pytest.raises(UserError, match="has 17 labels; at most 16 are supported"):
         records(tmp_path, [list(range(17))] * 5 + [[3]], num_classes=20)

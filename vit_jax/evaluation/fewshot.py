@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from vit_jax.data.sources import SOURCES, DataSet, data_set, open_source
-from vit_jax.data.sources.base import Source, Subset, fingerprint, lacking
+from vit_jax.data.sources.base import Source, Subset, check_labelled, fingerprint, lacking
 from vit_jax.errors import UserError
 from vit_jax.evaluation import least_squares
 from vit_jax.evaluation.features import Extractor, Features, extractor_of, single_labels
@@ -231,10 +231,12 @@ def open_data_set(
     Raises:
       UserError: what does not exist, is empty or cannot be read.
     """
-    arguments = dict(path=described.path, image_size=image_size)
+    arguments = dict(path=described.path, image_size=image_size, each_labelled=True)
     train = open_source(described.kind, described.train_split, **arguments)
     names = train.class_names
     test = open_source(described.kind, described.test_split, class_names=names, **arguments)
+    check_labelled(train, "training")
+    check_labelled(test, "test")
     for line in (*lacking("training", train), *lacking("test", test)):
         say(f"{described.name}: {line.removeprefix('note: ')}")
     return train, test

@@ -756,6 +756,11 @@ def _scan_tfds(source: RawDataSet, unit: Unit, rows: _Rows, _: Path) -> None:
                 record = os.pread(file.fileno(), length, offset + 12)
                 example = parse_example(record, f"{unit.path}: the record at byte {offset}")
                 labels = tuple(example.features.feature[source.label_key].int64_list.value)
+                if len(labels) != 1:
+                    raise UserError(
+                        f"{unit.path}: the record at byte {offset} has {len(labels)} labels in "
+                        f"{source.label_key!r} (--label_key), and --shots needs one whole number"
+                    )
             rows.add(offset + 12, length, labels, f"{name}:{len(rows)}", "")
             offset += length + 16
     if len(rows) != unit.end:

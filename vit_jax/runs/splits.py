@@ -158,18 +158,12 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
     lines = [line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)]
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
-    sampled = isinstance(splits.train, Subset) and splits.train.source.known_labels() is not None
-    cut_by = groups if config.data.groups is None else config.data.groups
-    if (
-        config.data.source == "handed_in"
-        and sampled
-        and config.data.slices == "stratified"
-        and cut_by is None
-    ):
+    sampled = isinstance(splits.train, Subset) and config.data.slices == "stratified"
+    if config.data.source == "handed_in" and sampled and config.data.groups is None and groups is None:
         lines.append(
-            f"note: {config.data.train_split} is a sample with its share of each class of the "
-            f"{len(splits.train.source):,} examples, not a range of rows: data.slices='in_order' takes rows, "
-            "and groups=... or data.groups keeps near-duplicates in one slice"
+            f"note: {config.data.train_split} is a sample of the {len(splits.train.source):,} examples, and "
+            "no range of rows: data.slices='in_order' takes rows, and groups=... or data.groups keeps "
+            "near-duplicates in one slice"
         )
     if config.checkpoint.keep_best and splits.dev is None:
         lines.append(

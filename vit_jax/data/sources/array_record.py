@@ -35,6 +35,7 @@ class Records(Source):
     max_labels: int
     each_labelled: bool = False
     one_hot: bool = False
+    numbered: bool = False
     distinct: bool = True  # Labels that an example repeats are one.
     shards: tuple[tuple[str, int], ...] = ()  # Names of the files, and the size of each.
     _parse: Callable = dataclasses.field(init=False, repr=False, compare=False)
@@ -186,7 +187,7 @@ def array_records(
     read = partial(image_and_labels, label_key=label_key)
     names, labelled = tuple(map(str, range(num_classes))), each_labelled and num_classes > 0
     shards = tuple((file.name, file.stat().length) for file in map(epath.Path, files))
-    return Records(path, records, read, names, 16, labelled, shards=shards).checked()
+    return Records(path, records, read, names, 16, labelled, numbered=True, shards=shards).checked()
 
 
 def refuse_s3(path: str) -> None:

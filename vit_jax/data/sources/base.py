@@ -24,12 +24,14 @@ class Source:
 
     Attributes:
       weights: shares of the parts of a mixture.
+      numbered: the data have numbers for classes, and `class_names` are no names.
       left_out: number of files that are not used, by the reason; `folder_rules.in_words` makes a line of it.
     """
 
     class_names: tuple[str, ...]
     max_labels: int = 1
     weights: tuple[float, ...] | None = None
+    numbered: bool = False
     left_out: Mapping[str, int] = {}
 
     def __len__(self) -> int:
@@ -172,6 +174,10 @@ class Subset(Source):
     @property
     def max_labels(self):
         return self.source.max_labels
+
+    @property
+    def numbered(self):
+        return self.source.numbered
 
     @property
     def left_out(self):

@@ -31,6 +31,13 @@ class Mixture(Source):
             raise UserError(
                 f"data.weights {weights} must be {len(parts)} numbers above 0, one for each of data.parts"
             )
+        named = [part for part in parts if part.class_names and not part.numbered]
+        if named and (numbered := [part for part in parts if part.class_names and part.numbered]):
+            raise UserError(
+                f"{numbered[0].describe(0)} is of a part with numbers for classes, and "
+                f"{named[0].describe(0)} of one with names: which are the same is not known; give parts "
+                "that all have names"
+            )
         names = class_names or tuple(dict.fromkeys(name for part in parts for name in part.class_names))
         for part in parts:
             if unknown := sorted(set(part.class_names) - set(names)):
