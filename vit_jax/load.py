@@ -125,8 +125,9 @@ def images_of(images: Any):
     """A source without labels of images that a program hands in.
 
     Args:
-      images: a path, of an image, a folder or a pattern; an image, PIL's or a NumPy array; a list of any of
-        these; an array `[images, height, width, channels]`; or a data set, as of `handed_in`.
+      images: a path, of an image, a folder or a pattern; an image, of PIL, as an array `[height, width,
+        channels]`, or as PyTorch's tensor `[channels, height, width]`; a list of any of these; an array
+        `[images, height, width, channels]`; or a data set, as of `handed_in`.
 
     Raises:
       UserError: there is no such file, or no image.
@@ -138,10 +139,14 @@ def images_of(images: Any):
     given = list(images) if several else [images]
     if given and all(isinstance(image, str | Path) for image in given):
         return find_images([str(image) for image in given])
+    is_tensor = hasattr(images, "detach")  # PyTorch's, whose images have their channels first.
+    if hasattr(images, "ndim") and hasattr(images, "__array__") and not is_tensor:
+        images = np.asarray(images)  # Of JAX, TensorFlow, or NumPy itself.
     if several:
         images = Listed(given)
-    elif isinstance(images, np.ndarray):
-        alone = images.ndim == 2 or (images.ndim == 3 and images.shape[-1] in (1, 3, 4))
+    elif is_tensor or isinstance(images, np.ndarray):
+        channels = {*images.shape[-1:], *(images.shape[:1] if is_tensor else ())}
+        alone = images.ndim == 2 or (images.ndim == 3 and channels & {1, 3, 4})
         images = Listed([images]) if alone else images
     elif not (hasattr(images, "__len__") and hasattr(images, "__getitem__")) or isinstance(images, bytes):
         images = Listed([images])

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -514,6 +515,22 @@ def test_images_may_be_handed_in_any_way(of_arrays, tmp_path):
     (alone,) = model.predict(TEST.images[0], top=20)
     assert len(alone.classes) == 10
     np.testing.assert_allclose(sum(alone.probabilities), 1, rtol=1e-5)
+
+
+def test_an_image_with_its_channels_first_is_refused(of_arrays):
+    model = vit_jax.load_model(of_arrays[0], say=str)
+    (alone,), (of_jax,) = (model.predict(image) for image in (TEST.images[0], jnp.asarray(TEST.images[0])))
+    assert of_jax == alone
+    with pytest.raises(vit_jax.UserError, match="3 grey images, or one with its channels first; give"):
+        model.predict(TEST.images[0].transpose(2, 0, 1))
+
+
+def test_a_tensor_of_pytorch_is_one_image_with_its_channels_first_or_last(of_arrays, torch):
+    model = vit_jax.load_model(of_arrays[0], say=str)
+    image = TEST.images[0]
+    (alone,) = model.predict(image)
+    for tensor in (torch.tensor(image), torch.tensor(image.transpose(2, 0, 1))):
+        assert model.predict(tensor) == [alone]
 
 
 def test_a_saved_model_predicts_the_same(of_arrays, tmp_path):

@@ -268,6 +268,11 @@ def _check_array(images: np.ndarray, name: str) -> None:
             f"the {name} images are an array {shape}, and must be [images, height, width, channels] with "
             "1, 3 or 4 channels, or [images, height, width]"
         )
+    if images.ndim == 3 and images.shape[0] in (RGB, RGBA) and images.shape[-1] not in (GREY, RGB, RGBA):
+        raise UserError(
+            f"the {name} images are an array {shape}: {images.shape[0]} grey images, or one with its "
+            "channels first; give [images, height, width, 1], or [height, width, channels]"
+        )
 
 
 def _columns(data: Any, name: str, label_key: str | None) -> tuple[Any, str | None, str | None]:
