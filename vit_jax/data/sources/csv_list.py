@@ -258,11 +258,16 @@ def _check_there(path: str, source: CsvList) -> None:
         )
 
 
+def _is_whole(path: str) -> bool:
+    """True for one list without a column of splits."""
+    return path.lower().endswith(".csv") and _columns(path, _read(path), None).split is None
+
+
 CSV = SourceKind(
     "csv",
     "image files that a CSV lists, with their labels",
     open_csv,
     path="a CSV with rows FILE,LABEL[,LABEL...], or a folder with train.csv and test.csv",
     name_of=lambda path: last_folder(re.sub(r"\.csv$", "", path, flags=re.IGNORECASE)),
-    is_whole=lambda path: path.lower().endswith(".csv"),
+    is_whole=_is_whole,
 )
