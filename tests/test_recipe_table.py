@@ -80,6 +80,8 @@ def found_in(config, epoch: float) -> dict[str, Any]:
 def test_config_has_the_values_of_its_authors(name):
     file, _, argument = name.partition(":")
     config = load(file, argument)
+    if config.finetune.head == "kept":
+        config.finetune.checkpoint = "DIR"
     check(config)
     images = IMAGENET_21K_IMAGES if "21k" in (config.data.path or "") else IMAGENET_IMAGES
     epoch = TABLE["epochs"].get(name, images / config.batch_size)
