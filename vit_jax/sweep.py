@@ -22,9 +22,11 @@ from vit_jax.runs.jobs import outcome, run_jobs
 from vit_jax.runs.rate_search import (
     best_rate,
     check_begun,
+    check_data,
     check_seeds,
     check_sweep,
     claim,
+    held_out_config,
     open_held_out,
     rate_jobs,
     seed_jobs,
@@ -57,6 +59,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--only={ONLY.value}: the runs are {', '.join(names)}")
     open_held_out(config)
     claim(folder, config)
+    check_data(rates.values(), held_out_config(config))
 
     wanted = [job for job in rates.values() if ONLY.value in (None, job.name)]
     run_jobs(wanted, after_each=lambda: check_begun(wanted))
@@ -66,6 +69,7 @@ def main(arguments: list[str]) -> None:
     best = best_rate(found)
     seeds = seed_jobs(config, folder, given, best)
     check_seeds(seeds, best)
+    check_data(seeds.values(), config)
     run_jobs([job for job in seeds.values() if ONLY.value in (None, job.name)])
     write(folder, found, best, {seed: outcome(job) for seed, job in seeds.items()})
 

@@ -12,7 +12,9 @@ from vit_jax.config import base_config, to_json
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
-from vit_jax.runs.data_identity import differences
+from vit_jax.runs.data_identity import differences, identity_of
+from vit_jax.runs.jobs import Job
+from vit_jax.runs.rate_search import check_data
 from vit_jax.runs.splits import open_splits
 from vit_jax.runs.workdir import claim, saved_run, settled_config, steps_of
 
@@ -40,16 +42,14 @@ def start(tmp_path, **values):
     config.update_from_flattened_dict(values)
     workdir = tmp_path / "run"
     config, _ = settled_config(workdir, config)
-    splits = open_splits(config)
-    names = splits.train.class_names
+    identity = identity_of(open_splits(config))
+    images, classes = identity["images"]["train"], len(identity["class_names"])
     manifest = dict(
         format=5,
-        steps=steps_of(workdir, config) or 2 * len(splits.train) // 4,
-        model={"num_classes": len(names)},
-        num_classes=len(names),
-        class_names=names,
-        images={name: len(source) for name, source in splits.named.items()},
-        data={name: fingerprint(source) for name, source in splits.named.items()},
+        steps=steps_of(workdir, config) or 2 * images // 4,
+        model={"num_classes": classes},
+        num_classes=classes,
+        **identity,
     )
     with claim(workdir, config, manifest):
         pass
@@ -124,6 +124,17 @@ def test_as_many_files_of_other_names_or_sizes_are_refused(data, tmp_path):
         file.write(b" ")
     with pytest.raises(UserError, match=r"other data \(training: other names or sizes of files\)"):
         start(tmp_path)
+
+
+def test_a_sweep_takes_no_run_that_was_trained_on_other_data(data, tmp_path):
+    start(tmp_path)
+    config = saved_run(tmp_path / "run").config
+    jobs = [Job(tmp_path / "not begun", ()), Job(tmp_path / "run", ())]
+    check_data(jobs, config)
+    folder(data, ("apple", "berry", "cherry"), images=8)
+    check_data(jobs[:1], config)
+    with pytest.raises(UserError, match="run was trained on other data .training: 12 images, and now 24"):
+        check_data(jobs, config)
 
 
 def test_a_run_of_an_earlier_version_compares_what_its_manifest_has():

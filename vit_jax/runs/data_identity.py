@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.data.class_names import match_classes
+from vit_jax.data.sources.base import fingerprint
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import all_names
 from vit_jax.options import Option, one_of
-from vit_jax.runs.splits import SPOKEN
+from vit_jax.runs.splits import SPOKEN, Splits
 
 OPTIONS = {
     "data.changed": Option(
@@ -44,9 +45,19 @@ def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]
             if other:
                 first = next((VALUES[key] for key in VALUES if key in other), f"other {other[0]}")
                 lines = [*lines, f"{words}: {first}"]
-    if lines and (steps := saved.get("steps")) != (given_steps := given.get("steps")):
+    steps = saved.get("steps")
+    if lines and (given_steps := given.get("steps", steps)) != steps:
         lines.append(f"steps: {steps:,}, and now {given_steps:,}")
     return lines
+
+
+def identity_of(splits: Splits) -> dict[str, Any]:
+    """The values of a manifest that identify the splits of a run, as `differences` takes them."""
+    return {
+        "class_names": splits.train.class_names,
+        "images": {name: len(source) for name, source in splits.named.items()},
+        "data": {name: fingerprint(source) for name, source in splits.named.items()},
+    }
 
 
 def _class_differences(before, now) -> Iterator[str]:

@@ -18,7 +18,7 @@ from vit_jax.data.sources.base import lacking
 from vit_jax.data.sources.slices import cut, overlap
 from vit_jax.errors import UserError
 from vit_jax.options import SPLIT, Option, number, several, whole
-from vit_jax.runs import workdir
+from vit_jax.runs import data_identity, workdir
 from vit_jax.runs.jobs import Job, Outcome, outcome
 from vit_jax.runs.splits import MANY, open_splits
 from vit_jax.runs.warm_start import has_resnet
@@ -116,16 +116,38 @@ def held_out_splits(config: ConfigDict) -> tuple[str, str]:
     return train, dev
 
 
+def held_out_config(config: ConfigDict) -> ConfigDict:
+    """The config with the splits on which rates are compared."""
+    held_out = from_json(to_json(config))
+    train_split, dev_split = held_out_splits(config)
+    held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
+    return held_out
+
+
+def check_data(jobs: Collection[Job], config: ConfigDict) -> None:
+    """Raises UserError where a run was begun with other data than those that the config names now.
+
+    Args:
+      config: with the splits of these runs.
+    """
+    begun = {job.name: saved for job in jobs if (saved := workdir.saved_run(job.workdir))}
+    if not begun or config.data.changed == "accepted":
+        return
+    given = json.loads(json.dumps(data_identity.identity_of(open_splits(config))))
+    for name, saved in begun.items():
+        if changed_data := data_identity.differences(saved.manifest, given):
+            raise UserError(
+                f"{name} was trained on other data ({'; '.join(changed_data)}); give another --workdir"
+            )
+
+
 def open_held_out(config: ConfigDict) -> None:
     """Opens what rates are trained on and compared on, before any run, so that a mistake in it is said once.
 
     Raises:
       UserError: one of the two cannot be opened.
     """
-    held_out = from_json(to_json(config))
-    train_split, dev_split = held_out_splits(config)
-    held_out.data.update(dict(train_split=train_split, test_split=dev_split, dev_split=None))
-    splits = open_splits(held_out)
+    splits = open_splits(held_out_config(config))
     for name, source in {"training": splits.train, "held-out": splits.test}.items():
         for line in lacking(name, source):
             print(line)
