@@ -15,6 +15,13 @@ from vit_jax.training.objectives import objective_of
 
 MANY = 10**9  # Images of a split whose size is not known, for the shares that are cut out of it.
 SPLIT_KEYS = "train_split", "dev_split", "test_split"
+
+
+def _slice_missing(config: ConfigDict) -> str:
+    slices = any("[" in (config.data[key] or "") for key in SPLIT_KEYS)
+    return unless(slices, "a split that is a slice, such as data.train_split='train[:90%]'")
+
+
 SPOKEN = {"train": "training", "dev": "dev", "test": "test"}
 
 OPTIONS = {
@@ -50,15 +57,13 @@ OPTIONS = {
         "stratified",
         one_of("stratified", "in_order"),
         "What train[:90%] takes: a sample with its share of each class, or images in the source's order.",
+        needs=_slice_missing,
     ),
     "data.groups": Option(
         None,
         text(),
         "Keeps images of a group in one slice: a regular expression of the path, or a column.",
-        fits=lambda value, config: unless(
-            value is None or any("[" in (config.data[key] or "") for key in SPLIT_KEYS),
-            "given where a split is a slice, such as data.train_split='train[:90%]'",
-        ),
+        needs=_slice_missing,
     ),
     "data.label_key": Option(
         "label",
