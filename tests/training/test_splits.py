@@ -80,6 +80,16 @@ def test_choosing_by_the_test_images_and_training_on_them_are_said():
     assert notes(config, open_splits(config)) == []
 
 
+def test_classes_that_parts_of_a_mixture_share_are_said(tmp_path):
+    for part, names in (("one", "01"), ("two", "12")):
+        for split in ("train", "test"):
+            make_folder(tmp_path / part / split, dict.fromkeys(names, 2))
+    parts = tuple(f"folder:{tmp_path / part}" for part in ("one", "two"))
+    config = config_of(source="mixture", parts=parts, train_split="train", test_split="test")
+    (line,) = notes(config, open_splits(config))
+    assert line.startswith("note: several of data.parts have the classes 1: each name is one class")
+
+
 def test_class_that_a_slice_loses_is_said(tmp_path):
     make_folder(tmp_path / "train", {"common": 30, "rare": 1})
     make_folder(tmp_path / "test", {"common": 1, "rare": 1})

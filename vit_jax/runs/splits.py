@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from vit_jax.data.class_names import shortened
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
 from vit_jax.data.sources.base import Source, Subset, check_labelled, lacking
 from vit_jax.data.sources.slices import overlap
@@ -161,6 +162,12 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
       groups: as of `open_splits`.
     """
     lines = [line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)]
+    train = splits.train.source if isinstance(splits.train, Subset) else splits.train
+    if shared := train.shared_classes:
+        lines.append(
+            f"note: several of data.parts have the classes {shortened(shared)}: each name is one class, "
+            "with the images of all of them"
+        )
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
     sampled = isinstance(splits.train, Subset) and config.data.slices == "stratified"

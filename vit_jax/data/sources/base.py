@@ -25,6 +25,7 @@ class Source:
     Attributes:
       weights: shares of the parts of a mixture.
       numbered: the data have numbers for classes, and `class_names` are no names.
+      shared_classes: names that several parts of a mixture have: each is one class.
       left_out: number of files that are not used, by the reason; `folder_rules.in_words` makes a line of it.
     """
 
@@ -32,6 +33,7 @@ class Source:
     max_labels: int = 1
     weights: tuple[float, ...] | None = None
     numbered: bool = False
+    shared_classes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = {}
 
     def __len__(self) -> int:

@@ -52,6 +52,11 @@ class Mixture(Source):
         return tuple(len(part) for part in self.parts)
 
     @property
+    def shared_classes(self):
+        parts_of = Counter(name for part in self.parts for name in part.class_names)
+        return tuple(name for name in self.class_names if parts_of[name] > 1)
+
+    @property
     def left_out(self):
         return sum((Counter(part.left_out) for part in self.parts), Counter())
 
