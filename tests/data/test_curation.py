@@ -226,7 +226,7 @@ def test_page_shows_curated_images_neighbours_and_near_duplicates(sets, tmp_path
     done = retrieve(sets, tmp_path / "out")
     page = (done.folder / "curated.html").read_text()
     assert page.count('class="row"') == 7 and page.count('class="pair"') == 10 + 12
-    assert page.count("<img") == 7 * 4 + 22 * 2 and "http" not in page
+    assert page.count("<img") == 7 * 4 + 22 * 2 and "://" not in page
     assert "removed as near-duplicates of others (similarity 0.9 or above)" in page
 
 

@@ -152,6 +152,20 @@ def test_test_data_of_other_classes_are_refused():
             handed_in(data, "test", class_names=CLASSES)
 
 
+def test_parts_of_other_class_names_are_refused():
+    """Data sets that are joined as by torch's `ConcatDataset`, which keeps the numbers of each."""
+
+    class Joined(Items):
+        def __init__(self, *parts):
+            self.datasets = parts
+            self.labels = [label for part in parts for label in part.labels]
+
+    first = Items(CLASSES, [0, 1, 2])
+    assert handed_in(Joined(first, Items(CLASSES, [2, 1])), "training").class_names == CLASSES
+    with pytest.raises(UserError, match="parts of the data have different class names"):
+        handed_in(Joined(first, Items(CLASSES[::-1], [0, 1])), "training")
+
+
 def test_numbers_without_names_are_those_of_training():
     assert labels_of(handed_in((IMAGES, NUMBERS), "test", class_names=CLASSES)) == SINGLE
 
