@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.data.preprocess import TestCrop
@@ -11,6 +10,7 @@ from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.load import build_model
 from vit_jax.models.image_model import ImageModel
 from vit_jax.runs.workdir import checkpoint_crop, open_any
+from vit_jax.small_files import read_small
 
 
 class Classifier(NamedTuple):
@@ -69,9 +69,11 @@ def _crop(checkpoint: Checkpoint, size: tuple[int, int], resize: int | None, dec
 
 def _names(file: str, count: int) -> list[str]:
     try:
-        names = Path(file).read_text().splitlines()
+        names = read_small(file).splitlines()
     except OSError as error:
         raise UserError(f"cannot read --classes={file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--classes={file} is not a text in UTF-8: {error}") from error
     if len(names) != count:
         raise UserError(f"{file} has {len(names):,} names, and the model {count:,} classes")
     return names

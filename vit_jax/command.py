@@ -21,6 +21,7 @@ from vit_jax.config import VALUES, unknown_key
 from vit_jax.config_page import WIDTH, listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
+from vit_jax.small_files import check_small
 
 WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: files and folders.
 
@@ -148,6 +149,7 @@ class _ConfigFile(flags.ArgumentParser):
         name, _, argument = path.partition(":")
         file = config_file(name)
         try:
+            check_small(file)
             config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
         except UserError as error:
             raise _ConfigFault(error) from error
@@ -161,8 +163,10 @@ class _ConfigFile(flags.ArgumentParser):
 
 def _explain_config(file: str, error: Exception) -> str:
     """Says in one line where a config's file fails, and why."""
-    if isinstance(error, FileNotFoundError) and error.filename == os.path.abspath(file):
+    if isinstance(error, FileNotFoundError) and error.filename == file:
         return f"there is no config file {file}; {nearest(Path(file).stem, config_names())}"
+    if isinstance(error, OSError) and error.filename == file:
+        return f"cannot read the config file {file}: {error.strerror}"
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return f"{file} has no function get_config, which returns the config"
     if isinstance(error, SyntaxError) and error.filename == file:

@@ -10,6 +10,16 @@ import signal
 import sys
 from collections.abc import Iterable
 
+# Failures of disks and file systems: full, read-only, not ours, damaged, or no longer there.
+OF_SYSTEM = {
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ESTALE", "EREMOTEIO", "ENOTCONN", "ENODEV"),
+        *("ENXIO", "ETIMEDOUT", "EHOSTDOWN", "EMFILE", "ENFILE"),
+    )
+    if hasattr(errno, name)
+}
+
 
 class UserError(ValueError):
     """A mistake the user can mend: commands print it as one line and exit with code 2.
@@ -23,17 +33,12 @@ class UserError(ValueError):
 
 
 def mistake(error: BaseException) -> str | None:
-    """The line for an error that the user can mend, or a full disk; None for a fault."""
+    """The line for an error that the user can mend, or of a file system; None for a fault."""
     if isinstance(error, UserError):
         message = str(error)
     elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         message = f"{error.strerror}: {str(error.filename)[:100]}..."
-    elif isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-    ):
+    elif isinstance(error, OSError) and error.errno in OF_SYSTEM:
         message = f"{error.strerror}: {error.filename or 'a file of the run'}; what was saved before is whole"
     elif (asked := bytes_asked(error)) is not None:
         message = "out of memory" + (f": {asked / 2**30:,.1f} GiB were asked for" if asked else "")

@@ -1,14 +1,19 @@
 """`hf://owner/name`, against a server on this machine that answers as the Hub does."""
 
+import http.server
 import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from tests.hub_server import FakeHub
+from vit_jax.errors import UserError
+from vit_jax.interop.hub import download
 
 GOLDEN = Path(__file__).parent / "golden" / "transformers_vit"
 PREPROCESSOR = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
@@ -64,3 +69,39 @@ def test_what_cannot_be_fetched_is_one_line_with_the_remedy(source, change, word
     done = convert(environment | change, source, tmp_path / "out.npz")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert re.search(f"cannot fetch {source}: .*{words}", done.stderr)
+
+
+REPOSITORY = {"id": "someone/vit", "siblings": [{"rfilename": "config.json"}]}
+ANSWERS = {
+    "a login page": b"<html>Log in to this network</html>",
+    "half an answer": json.dumps(REPOSITORY).encode()[:-20],
+    "a commit that leads elsewhere": json.dumps(REPOSITORY | {"sha": "../../../elsewhere"}).encode(),
+    "no commit": json.dumps(REPOSITORY | {"sha": None}).encode(),
+    "a number for a commit": json.dumps(REPOSITORY | {"sha": 5}).encode(),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_that_is_not_the_hubs_is_one_line(answer, monkeypatch, tmp_path):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(ANSWERS[answer])))
+            self.end_headers()
+            self.wfile.write(ANSWERS[answer])
+
+        def log_message(self, format, *arguments):
+            """Says nothing of what is asked for."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        try:
+            with pytest.raises(
+                UserError, match="^cannot fetch hf://someone/vit: the answer from .* not the Hub"
+            ):
+                download("hf://someone/vit")
+        finally:
+            server.shutdown()

@@ -234,6 +234,11 @@ def test_strangers_do_not_disturb():
         except OSError:
             time.sleep(0.05)
     stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    greeting = b'{"process": %s, "processes": 2, "host": "x"}\n'
+    noise = (b"[" * 50_000 + b"\n", b"[1]\n", b"[" * 100_000, greeting % b"-1", greeting % b"[1]")
+    for content in noise:
+        with socket.create_connection(("localhost", port)) as other:
+            other.sendall(content)
     with socket.create_connection(("localhost", port)) as other:
         other.sendall(b'{"hello": 1}\n')
         pair.append(start(port, 1, "time.sleep(1)"))

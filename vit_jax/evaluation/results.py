@@ -10,6 +10,7 @@ from vit_jax import published
 from vit_jax.errors import UserError
 from vit_jax.evaluation.suite import Row, Suite, mean
 from vit_jax.evaluation.suites import SUITES
+from vit_jax.small_files import read_small
 
 Rows = Mapping[tuple[str, str], Row]  # By suite and name.
 
@@ -42,11 +43,11 @@ class Results:
         self.outdated = ""
         if self._file.exists():
             try:
-                saved = json.loads(self._file.read_text())
+                saved = json.loads(read_small(self._file))
                 theirs, settings = saved["checkpoint"], saved["settings"]
                 rows = {(row["suite"], row["name"]): Row(**row) for row in saved["rows"]}
                 known, data = saved.get("version", {}), saved.get("data", {})
-            except (ValueError, LookupError, TypeError) as error:
+            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
                 raise UserError(f"{self._file} is not of this command; give another --out") from error
             if theirs != checkpoint:
                 raise UserError(f"{folder} has results of {theirs}; give another --out")

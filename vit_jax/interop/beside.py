@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.tensor_files import Tensor, check_float, open_tensors, write_safetensors
+from vit_jax.small_files import read_small
 
 WORDS, TENSORS = "objective.json", "objective.safetensors"
 MASK = "mask"  # In place of an objective's name, where there is the token of masked patches alone.
@@ -74,7 +75,7 @@ def open_beside(folder: Path, finite: Callable[[np.ndarray, str], np.ndarray]) -
     if not words.is_file():
         return None
     try:
-        said = json.loads(words.read_text())
+        said = json.loads(read_small(words))
         name = str(said["name"])
         values = {key: tuple(x) if isinstance(x, list) else x for key, x in said["values"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

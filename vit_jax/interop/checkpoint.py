@@ -42,6 +42,7 @@ from vit_jax.models import abstract, family_of
 from vit_jax.models.image_model import ImageModel, TokenModel
 from vit_jax.models.pixels import Statistic, plain_statistic
 from vit_jax.models.position import FIXED
+from vit_jax.small_files import read_small
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -224,7 +225,9 @@ def _beside(path: Path, name: str) -> dict:
     if path.suffix == ".npz" or not file.is_file():
         return {}
     try:
-        said = json.loads(file.read_text())
+        said = json.loads(read_small(file))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(said, dict):

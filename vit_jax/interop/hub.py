@@ -11,6 +11,10 @@ from vit_jax.errors import UserError
 _FILES = ["config.json", "preprocessor_config.json", "model*.safetensors", "model.safetensors.index.json"]
 _FILES += ["objective.json", "objective.safetensors"]
 
+# Raised by huggingface_hub on an answer that is not the Hub's, such as a page in HTML, or half of one.
+_OTHERS = (LookupError, TypeError, AttributeError, AssertionError)
+_MALFORMED = (ValueError, *_OTHERS)
+
 
 def download(address: str) -> Path:
     """The folder with a model's files, from the Hub or from its cache on this machine.
@@ -61,6 +65,8 @@ def download(address: str) -> Path:
         ) from error
     except (HTTPError, OSError) as error:
         raise UserError(f"cannot fetch {address}: {_first_line(error)}; {page} may say more") from error
+    except _MALFORMED as error:
+        raise UserError(f"cannot fetch {address}: {_not_the_hub()}") from error
     return Path(folder)
 
 
@@ -145,6 +151,8 @@ def _mistakes(name: str) -> Iterator[None]:
         raise UserError(said) from error
     except (HTTPError, ConnectionError) as error:
         raise UserError(f"cannot send {name}: {_unreachable()} ({_first_line(error)})") from error
+    except (json.JSONDecodeError, *_OTHERS) as error:
+        raise UserError(f"cannot send {name}: {_not_the_hub()}") from error
     except ValueError as error:  # Of the card's data, as the Hub's answer says.
         raise UserError(f"the Hub does not take the card's data: {_card_errors(str(error))}") from error
 
@@ -166,6 +174,16 @@ def _tokens() -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/settings/tokens"
+
+
+def _not_the_hub() -> str:
+    """Says that what came is no answer of the Hub, and why that may be."""
+    from huggingface_hub import constants
+
+    return (
+        f"the answer from {constants.ENDPOINT} is not the Hub's; a login page of this network or a proxy may "
+        "stand before it: open it in a browser, or look at HF_ENDPOINT"
+    )
 
 
 def _unreachable() -> str:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from vit_jax.errors import UserError
+from vit_jax.small_files import check_small, read_small
 
 # Every one of them fits into float32 without loss.
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -59,6 +60,7 @@ def open_tensors(path: Path) -> dict[str, Tensor]:
       UserError: the file is missing, damaged, or of a kind that is not read, such as a pickle.
     """
     try:
+        check_small(path, most=None)
         with path.open("rb") as file:
             start = file.read(16)
     except OSError as error:
@@ -173,9 +175,9 @@ def _open_safetensors(path: Path) -> dict[str, Tensor]:
 def open_sharded(index: Path) -> dict[str, Tensor]:
     """The tensors of all files that a `model.safetensors.index.json` names, which lie beside it."""
     try:
-        shards = json.loads(index.read_text())["weight_map"]
+        shards = json.loads(read_small(index))["weight_map"]
         files = set(shards.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is not an index of safetensors files") from error
     for name in files:
         if not isinstance(name, str) or Path(name).name != name:

@@ -27,6 +27,7 @@ GRACE_SECONDS = 2.0  # Time from the first bad news to the verdict: a cause may 
 BARRIER_SECONDS = 600.0
 END_SECONDS = 3600.0  # Time for the last process to write its checkpoint and the report.
 LONGEST = 64 * 2**20  # Bytes of a message.
+LONGEST_GREETING = 2**16  # Of the first one, which may be a stranger's.
 AGAIN = "the same command goes on from the newest checkpoint"
 
 
@@ -210,14 +211,18 @@ class Leader(Connected):
 
     def _accept(self):
         with contextlib.suppress(OSError):
-            self._selector.register(Connection(self._listener.accept()[0]), selectors.EVENT_READ)
+            connection = Connection(self._listener.accept()[0], LONGEST_GREETING)
+            self._selector.register(connection, selectors.EVENT_READ)
 
     def _read(self, connection):
         try:
             for message in connection.receive():
                 if connection.process is None:
-                    connection.process = message["process"]
-                    self._greet(connection, message["process"], message["processes"], message["host"])
+                    index, count, host = (message[key] for key in ("process", "processes", "host"))
+                    if not (type(index) is type(count) is int and 0 <= index < count and type(host) is str):
+                        raise ValueError("no process of a run")
+                    connection.process, connection.longest = index, LONGEST
+                    self._greet(connection, index, count, host)
                 elif self._followers.get(connection.process) is connection:
                     self._hear(connection.process, message)
         except (OSError, ValueError, LookupError, TypeError):  # It ended, or was nobody of ours.
@@ -306,7 +311,7 @@ class Follower(Connected):
             try:
                 for message in self._leader.receive() if ready else ():
                     self._hear(message)
-            except (OSError, ValueError):
+            except (OSError, ValueError, LookupError, TypeError):  # Perhaps it was never a leader of a run.
                 return self._orphaned("died")
             if now - self._leader.heard > self._silence:
                 return self._orphaned(f"has not answered for {self._silence:g} s")
@@ -350,9 +355,11 @@ class Connection:
 
     Attributes:
       heard: `time.monotonic()` when something last came. process: who is at the other end, if known.
+      longest: bytes of a message that is taken.
     """
 
-    def __init__(self, stream: socket.socket):
+    def __init__(self, stream: socket.socket, longest: int = LONGEST):
+        self.longest = longest
         stream.settimeout(BEAT_SECONDS)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream, self._rest = stream, b""
@@ -371,16 +378,22 @@ class Connection:
         """The messages that have come; to be called when there is something.
 
         Raises:
-          ConnectionError: the other end hung up. ValueError: what came is not JSON.
+          ConnectionError: the other end hung up. ValueError: what came are not JSON objects.
         """
         data = self._stream.recv(2**16)
         if not data:
             raise ConnectionError("closed")
         self.heard = time.monotonic()
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST:
+        if len(self._rest) > self.longest:
             raise ValueError("a message without an end")
-        return [json.loads(line) for line in lines]
+        try:
+            messages = [json.loads(line) for line in lines]
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        if not all(isinstance(message, dict) for message in messages):
+            raise ValueError("not an object")
+        return messages
 
     def send(self, line: bytes) -> None:
         """Sends a line.

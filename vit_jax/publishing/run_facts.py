@@ -1,6 +1,5 @@
 """The facts that a published model's card says of its training: data, recipe, figures, and their protocol."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from vit_jax.config import OPERATIONAL, base_config, leaves
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.published.weights import all_weights, checkpoint_of
+from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.workdir import METRICS, checkpoint_crop, saved_run
 
 # Values that say nothing of how a model came about.
@@ -78,8 +78,7 @@ def read_facts(workdir: Path, which: str, checkpoint: Checkpoint) -> RunFacts | 
 def _figures(file: Path, step: int) -> dict[str, str]:
     """The figures in a run's log of evaluations after so many steps; the last of several counts."""
     found: dict[str, float] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        row = json.loads(line)
+    for row in read_rows(file):
         if row["step"] == step:
             found |= row
     words = {}

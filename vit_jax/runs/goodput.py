@@ -66,11 +66,13 @@ class Ledger:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The whole lines of a `metrics.jsonl`, which a killed process may have left incomplete."""
+    """The rows of a `metrics.jsonl`, without lines that a killed process or a bad disk left unreadable."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # Also of bytes that are not UTF-8.
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
     return rows

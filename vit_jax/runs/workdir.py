@@ -57,6 +57,7 @@ from vit_jax.runs.bucket import Bucket, checkpoints_of, fetched, is_url, shown, 
 from vit_jax.runs.bucket_lock import BucketLock
 from vit_jax.runs.checkpoints import item_shapes, load_items
 from vit_jax.runs.workdir_lock import PREFIX, Lock
+from vit_jax.small_files import read_small
 from vit_jax.training.lora import effective, init_extra
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.objectives.classification import probabilities_of
@@ -216,7 +217,7 @@ def saved_run(workdir: Path) -> SavedRun | None:
         return None
     for name in (CONFIG, MANIFEST):
         try:
-            text = (workdir / name).read_text()
+            text = read_small(workdir / name)
             if not isinstance(json.loads(text), dict):
                 raise ValueError("it is not an object")
             if name == CONFIG:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vit_jax.config import leaves
+from vit_jax.errors import as_text
 from vit_jax.options import Option, one_of, several
 from vit_jax.runs.bucket import shown
 from vit_jax.runs.run_page import title_of
@@ -41,9 +42,9 @@ def deliveries(names: Sequence[str], workdir: Path, rows: Sequence[dict], say: S
         it is tried again.
     """
     saved = saved_run(workdir)
-    facts = RunFacts(
-        workdir, shown(workdir), title_of(saved), dict(leaves(saved.config)), json.loads(saved.text)
-    )
+    values = {key: as_text(x) if isinstance(x, str) else x for key, x in leaves(saved.config)}
+    place, title = as_text(shown(workdir)), as_text(title_of(saved))
+    facts = RunFacts(workdir, place, title, values, json.loads(saved.text))
     opened = []
     try:
         for name in names:

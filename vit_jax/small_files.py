@@ -1,0 +1,33 @@
+"""Files that are read whole: regular ones of a bounded size."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MOST = 64 * 2**20  # Bytes.
+
+
+def check_small(path: str | Path, most: int | None = MOST) -> None:
+    """Raises OSError where there is no file, it is no regular file, or it has more bytes than `most`.
+
+    To open a pipe would wait for someone to write, and a device need not end.
+    """
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if most is not None and status.st_size > most:
+        words = f"{status.st_size:,} bytes, where {most:,} are allowed"
+        raise OSError(errno.EFBIG, words, str(path))
+
+
+def read_small(path: str | Path, most: int = MOST) -> str:
+    """The text of a small file.
+
+    Raises:
+      OSError: see `check_small`. UnicodeDecodeError: it is not UTF-8.
+    """
+    check_small(path, most)
+    return Path(path).read_text(encoding="utf-8")
