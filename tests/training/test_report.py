@@ -12,12 +12,13 @@ import pytest
 from PIL import Image
 
 from vit_jax.config import base_config, to_json
+from vit_jax.errors import UserError
 from vit_jax.models import model_card, model_factory
 from vit_jax.runs import predictions
 from vit_jax.runs.comparison_page import comparison_page, sign_test
 from vit_jax.runs.predictions import Predictions, by_class, calibration, confused
 from vit_jax.runs.run_page import read_run, run_page, write_report
-from vit_jax.runs.workdir import make_manifest
+from vit_jax.runs.workdir import claim, make_manifest, open_workdir
 from vit_jax.serving.drop_page import drop_page
 
 ROWS = [
@@ -96,6 +97,17 @@ def test_pages_forbid_scripts_but_their_own_before_anything_else_is_read(report)
     (script,) = re.findall("<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}';" in policy
+
+
+def test_reports_of_a_run_whose_name_is_not_utf_8_are_written(workdir):
+    folders = [workdir(name=name) for name in ("r\udce9n", "other")]
+    assert write_report(folders[0]).is_file()
+    text = comparison_page([read_run(folder) for folder in folders])
+    assert ">r\\udce9n<" in text
+    with pytest.raises(UserError, match=r"r\\udce9n is not UTF-8, and checkpoints can only be written"):
+        open_workdir(folders[0])
+    with pytest.raises(UserError, match="rename the folder"), claim(folders[0], base_config(), {}):
+        pass
 
 
 def test_dollars_in_a_name_are_dollars(report):

@@ -4,6 +4,8 @@ import html
 import io
 from collections.abc import Callable, Mapping, Sequence
 
+from vit_jax.errors import as_text
+
 INK = "#010203"  # Stands for the colour of the page's text.
 COLOURS = ("#4c8dd6", "#f08c2e", "#3fa66b", "#d65f5f", "#9a7fd1", "#a9805b", "#d982c0", "#8c9196")
 
@@ -54,7 +56,9 @@ def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted
             if line:
                 style = "o-" if name in dotted else "-"
                 style = "o" if len(line) == 1 else style  # A line through one point is not seen.
-                axes.plot(*zip(*line, strict=True), style, label=name or "_", markersize=4, linewidth=1.5)
+                axes.plot(
+                    *zip(*line, strict=True), style, label=as_text(name) or "_", markersize=4, linewidth=1.5
+                )
         axes.set_xlabel("step")
         bottom, top = axes.get_ylim()
         if not _below_zero(lines):

@@ -35,7 +35,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as configs
 from vit_jax.data.decode import INTERPOLATIONS
 from vit_jax.data.preprocess import TEST_CROPS, TestCrop, sides
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, as_text
 from vit_jax.formats import FORMAT, saved_config, settled
 from vit_jax.interop.beside import ObjectiveParams, check_shapes
 from vit_jax.interop.checkpoint import (
@@ -94,6 +94,7 @@ def claim(
       UserError: it belongs to another config or other data, holds other files, is in use, or cannot be
         written.
     """
+    check_name(workdir)
     with contextlib.ExitStack() as held:
         try:
             _belongs(workdir, config, manifest)  # Before anything is made.
@@ -205,6 +206,16 @@ def _check_same(workdir: Path, saved: dict, given: dict) -> None:
                 f"{shown(workdir)} belongs to a run of other {name} (other {', '.join(differing)}); give "
                 "what it was started with, or another workdir"
             )
+
+
+def check_name(workdir: Path) -> None:
+    """Raises UserError where a workdir's path is not UTF-8, which the library of checkpoints cannot open."""
+    path = str(workdir.absolute())
+    if as_text(path) != path:
+        raise UserError(
+            f"the path {as_text(path)} is not UTF-8, and checkpoints can only be written to and read from "
+            "paths that are: rename the folder"
+        )
 
 
 def saved_run(workdir: Path) -> SavedRun | None:
@@ -357,6 +368,7 @@ def open_workdir(workdir: Path, which: str = "") -> Checkpoint:
     saved = saved_run(workdir)
     if saved is None:
         raise UserError(f"no run in {shown(workdir)}: it has no {CONFIG}")
+    check_name(workdir)
     config, manifest = saved.config, saved.manifest
     arguments = dict(manifest["model"])
     kind = arguments.pop("class", None)
