@@ -608,3 +608,15 @@ def test_every_objective_is_known_to_the_options_of_objectives():
         config.objective.name = name
         assert only_with("objective.name", name)(config) == ""
         assert (of_objectives("classification")(config) == "") == (name == "classification")
+
+
+def test_a_files_values_may_stay_where_a_change_of_others_leaves_them_unread():
+    file = load("quickstart")
+    config = load("quickstart")
+    config.data.crop = "none"
+    configs.check(config, file=file)
+    config.data.crop_area = (0.1, 1.0)
+    with pytest.raises(
+        UserError, match="^config.data.crop_area is .0.1, 1.0., and this run does not read it"
+    ):
+        configs.check(config, file=file)

@@ -124,6 +124,11 @@ def read_config(path: str) -> ConfigDict:
         raise fault.args[0] from fault
 
 
+def config_as_in_file() -> ConfigDict:
+    """The config of the flag `--config` without the values that other flags give."""
+    return read_config(config_flags.get_config_filename(flags.FLAGS["config"]))
+
+
 def config_file(name: str) -> str:
     """The path of a config: that which is named or, where no file is there, one that comes with the package.
 

@@ -151,18 +151,22 @@ def check_values(given: Mapping[str, Any]) -> None:
             _require(value.rule.holds(given[key]), key, given[key], value.rule.words)
 
 
-def check(config: ConfigDict, handed_in: bool = False) -> None:
+def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None = None) -> None:
     """Raises UserError for keys and values that no run could use, and for values that this one does not read.
 
     Args:
       handed_in: a program hands in the objective, which reads whatever it likes of that section.
+      file: the config as its file makes it. Values of a file that a change of others leaves unread may stay.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
         check_fits(config, key)
+    values = dict(leaves(config))
+    read_before = {} if file is None else {k: v for k, v in leaves(file) if k not in unread(file)}
     for key, needs in unread(config).items():
-        if not (handed_in and key.startswith("objective.")):
-            value = dict(leaves(config))[key]
+        value = values[key]
+        left = key in read_before and _plain(read_before[key]) == _plain(value)
+        if not (left or (handed_in and key.startswith("objective."))):
             raise UserError(
                 f"config.{key} is {value!r}, and this run does not read it: it needs {needs}; "
                 f"otherwise leave it at {VALUES[key].default!r}"
