@@ -183,6 +183,22 @@ def coloured(tmp_path_factory):
     return vit_jax.save_model(model, folder, library="timm", say=str)
 
 
+def test_floats_are_checked_for_their_range(coloured):
+    model = vit_jax.load_model(coloured, say=str)
+    images = np.float32(NOISE)
+    expected = model(NOISE)
+    np.testing.assert_allclose(model(images / 127.5 - 1), expected, atol=1e-5)
+    standardised = (images / 255 - np.float32(model.mean)) / np.float32(model.deviation)
+    for wrong in (images, standardised, images * np.nan):
+        with pytest.raises(vit_jax.UserError, match=r"floats in \[-1, 1\], not from"):
+            model(wrong)
+    with pytest.warns(UserWarning, match=r"give 2 \* images - 1, or uint8"):
+        model(images / 255)
+    with pytest.raises(vit_jax.UserError, match=r"beyond \[0, 1\]: hand in uint8.*\(x \+ 1\) / 2"):
+        model.predict(images / 127.5 - 1)
+    assert model.predict(images / 255) == model.predict(NOISE)
+
+
 @pytest.mark.parametrize("channels", [1, 12])
 def test_a_stem_for_other_channels_sees_alike_channels_alike(coloured, channels):
     theirs = vit_jax.load_model(coloured, say=str)

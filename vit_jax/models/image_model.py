@@ -5,6 +5,7 @@ whether the model is a `TokenModel` or a `CodeModel`.
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from vit_jax.models.initializers import Scheme
 from vit_jax.models.layers import capturing
 from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
 from vit_jax.options import Rule
+
+ROUNDING = 1e-3  # By which floats may be outside of [-1, 1].
 
 
 def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -60,6 +63,26 @@ class About:
     def predict(self, model: "ImageModel", images: Any, top: int | None, threshold: float | None) -> list:
         """The likeliest classes of images, as of `ImageModel.predict`."""
         raise UserError("this model is not of a checkpoint, and has not been trained: see vit_jax.load_model")
+
+
+def check_range(images: jax.Array) -> None:
+    """Checks that floats are in [-1, 1], and warns where they seem to be in [0, 1].
+
+    Raises:
+      UserError: they are outside of [-1, 1].
+    """
+    least, most = float(images.min()), float(images.max())
+    if not (least >= -1 - ROUNDING and most <= 1 + ROUNDING):
+        raise UserError(
+            f"the model takes images of floats in [-1, 1], not from {least:.4g} to {most:.4g}: give uint8, "
+            "or pixels / 127.5 - 1; the model itself normalises by its mean and deviation"
+        )
+    if 0 <= least < most:
+        warnings.warn(
+            f"images of floats from {least:.4g} to {most:.4g} are taken to be in [-1, 1]; if they are in "
+            "[0, 1], give 2 * images - 1, or uint8",
+            stacklevel=2,
+        )
 
 
 class ImageModel(nnx.Module):
@@ -247,6 +270,8 @@ class ImageModel(nnx.Module):
             )
         if images.dtype != jnp.uint8 and not jnp.issubdtype(images.dtype, jnp.floating):
             raise UserError(f"the model takes images of uint8, or of floats in [-1, 1], not {images.dtype}")
+        if images.dtype != jnp.uint8 and not isinstance(images, jax.core.Tracer):
+            check_range(images)
         return images
 
 

@@ -482,7 +482,10 @@ def _as_pixels(array: np.ndarray) -> bytes | np.ndarray:
         raise UserError(f"an array of shape {list(array.shape)} is no image [height, width, channels]")
     if array.dtype.kind == "f":
         if not (array.min() >= 0 and array.max() <= 1):
-            raise UserError("an image of floats goes beyond [0, 1]: hand in uint8, not normalised")
+            raise UserError(
+                f"an image of floats from {array.min():.4g} to {array.max():.4g} goes beyond [0, 1]: "
+                "hand in uint8, or floats in [0, 1]: (x + 1) / 2 of those in [-1, 1], which models take"
+            )
         array = np.round(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
         raise UserError(f"an image is of {array.dtype}, and must be of uint8, or of floats in [0, 1]")
