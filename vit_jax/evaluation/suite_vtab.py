@@ -61,9 +61,10 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         config = finetune(f"vtab/{key}", size=options["image_size"] or 384)
         config.finetune.checkpoint = subject.name
         config.data.path = path_of(key)
+        recipe = config.copy_and_resolve_references()
         for value in options["value"]:
             set_value(config, value)
-        check(config)
+        check(config, file=recipe)
         figures = subject.finetune(config, f"vtab/{key}-{digest}")
         if not figures:  # A signal stopped it, and it was saved.
             raise Stopped

@@ -60,9 +60,9 @@ OPTIONS = {
 }
 
 
-def check_sweep(config: ConfigDict) -> None:
-    """Raises UserError for a config with which no sweep is possible."""
-    check(config)
+def check_sweep(config: ConfigDict, file: ConfigDict | None = None) -> None:
+    """Raises UserError for a config with which no sweep is possible; `file` is as of `check`."""
+    check(config, file=file)
     if not config.sweep.rates or not config.sweep.seeds:
         raise UserError("config.sweep.rates and config.sweep.seeds must name at least one each")
     if not objective_of(config).labels:
