@@ -591,20 +591,6 @@ def test_no_shipped_config_has_a_value_that_its_run_does_not_read(argument):
         assert configs.unread(load(name, *argument)) == {}, name
 
 
-def test_values_of_a_file_that_others_leave_unread_are_dropped_and_given_ones_are_not():
-    file = load("quickstart")
-    assert file.data.crop_area != tuple(default("data.crop_area")) and file.data.crop != "none"
-    config = load("quickstart")
-    config.data.crop = "none"
-    configs.drop_unread(config, file, {"data.crop"})
-    configs.check(config)
-    assert config.data.crop_area == tuple(default("data.crop_area"))
-    config.data.crop_area = (0.3, 1.0)
-    configs.drop_unread(config, file, {"data.crop", "data.crop_area"})
-    with pytest.raises(UserError, match="config.data.crop_area is .* does not read it"):
-        configs.check(config)
-
-
 def test_a_run_that_began_with_an_unread_value_goes_on_without_it():
     config = configs.base_config()
     config.steps = 10

@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax.config import VALUES, drop_unread, unknown_key
+from vit_jax.config import VALUES, unknown_key
 from vit_jax.config_page import WIDTH, listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
@@ -146,13 +146,8 @@ class _ConfigFault(Exception):
 
 
 class _ConfigFile(flags.ArgumentParser):
-    """Runs a config's file, `FILE.py` or `FILE.py:ARGUMENT`.
+    """Runs a config's file, `FILE.py` or `FILE.py:ARGUMENT`."""
 
-    Attributes:
-      file_config: what the file made, without the changes of the command line.
-    """
-
-    file_config: ConfigDict
     syntactic_help = "FILE.py or FILE.py:ARGUMENT"
 
     def parse(self, path: str) -> ConfigDict:
@@ -168,7 +163,6 @@ class _ConfigFile(flags.ArgumentParser):
         if not isinstance(config, ConfigDict):
             returned = f"{file}: get_config returns {type(config).__name__}, not a config"
             raise _ConfigFault(UserError(f"{returned}; start it from vit_jax.config.base_config()"))
-        self.file_config = config.copy_and_resolve_references().lock()
         return config.lock()
 
 
@@ -205,10 +199,8 @@ def parse_flags() -> list[str]:
         key = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if key and key[1] not in VALUES and not any(known.startswith(f"{key[1]}.") for known in VALUES):
             raise UserError(unknown_key(key[1]))
-    given, unset, changed = [], set(), set()
+    given, unset = [], set()
     for argument in sys.argv:
-        if "config" in flags.FLAGS and (key := re.match(r"--?(?:no)?config\.([^=]+)", argument)):
-            changed.add(key[1])
         # ml_collections would read None as a text, or as no number.
         if key := _unset_key(argument):
             unset.add(key)
@@ -220,9 +212,8 @@ def parse_flags() -> list[str]:
         for name in WRITTEN & {*flags.FLAGS}:
             if re.match("(gs|s3)://", str(value := flags.FLAGS[name].value)):
                 raise UserError(f"--{name}={value}: this is written to a folder; copy it to the bucket then")
-        if changed and (config := flags.FLAGS["config"].value) is not None:
+        if unset and (config := flags.FLAGS["config"].value) is not None:
             config.update_from_flattened_dict(dict.fromkeys(unset))
-            drop_unread(config, flags.FLAGS["config"].parser.file_config, changed)
         return rest
     except _ConfigFault as error:
         raise error.args[0] from error

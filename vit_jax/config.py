@@ -6,7 +6,7 @@ through `choose(config, argument)`. docs/config.md lists all values; a key that 
 
 import difflib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -178,22 +178,6 @@ def unread(config: ConfigDict) -> dict[str, str]:
     changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
     needed = {key: needs(config) for key in changed if (needs := VALUES[key].needs)}
     return {key: words for key, words in needed.items() if words}
-
-
-def drop_unread(config: ConfigDict, before: ConfigDict, given: Collection[str]) -> None:
-    """Sets to their defaults the values of a config's file that are not read because of others.
-
-    `--config.data.crop=none` leaves a file's `data.crop_area` without a reader, which is no mistake of
-    somebody who gave the first alone.
-
-    Args:
-      before: the config as its file makes it.
-      given: keys of the values that were changed since.
-    """
-    if dict(leaves(config)).keys() != VALUES.keys():
-        return  # `check` names what is missing, or unknown.
-    dropped = unread(config).keys() - unread(before).keys() - {*given}
-    config.update_from_flattened_dict({key: VALUES[key].default for key in dropped})
 
 
 def _plain(value: Any) -> Any:
