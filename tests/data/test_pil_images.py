@@ -57,7 +57,7 @@ def test_grey_of_floats_is_from_0_to_1():
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (Image.fromarray(GREY).convert("F"), r"floats goes beyond \[0, 1\]"),
+        (Image.fromarray(GREY).convert("F"), r"goes beyond \[0, 1\]"),
         (
             Image.fromarray(GREY).convert("I"),
             r"mode I.*as 16 bits.*convert\(.I;16.\), or .*convert\(.L.\)",
