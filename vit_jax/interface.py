@@ -58,11 +58,12 @@ def train(
     """
     config = config if isinstance(config, ConfigDict) else read_config(str(config))
     config = config.copy_and_resolve_references()
+    values: Any = config.data
     data, changes = None, {}
     if train is not None or test is not None:
         data = {name: given for name, given in (("train", train), ("test", test)) if given is not None}
         changes |= {"data.source": "handed_in", "data.path": "", "data.parts": None, "data.weights": None}
-    if groups is not None and not (train is not None and "[" in config.data.train_split):
+    if groups is not None and not (train is not None and "[" in values.train_split):
         raise UserError(
             "groups=... is for slices of train=...: give config.data.train_split = 'train[:90%]' and "
             "config.data.test_split = 'train[90%:]'"

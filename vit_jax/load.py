@@ -83,6 +83,7 @@ class AboutLoaded(About):
     def _stream(self, model: ImageModel, source: Any, top: int):
         """Batches of probabilities and classes; what computes them is compiled once for a batch size."""
         import jax
+        import jax.numpy as jnp
         from flax import nnx
 
         from vit_jax.evaluation.features import Extractor, likeliest
@@ -94,7 +95,8 @@ class AboutLoaded(About):
             crop = checkpoint_crop(self._checkpoint, model.image_size)
             for start in range(0, len(source), BATCH_SIZE):
                 batch = source.cropped(crop, slice(start, start + BATCH_SIZE))
-                yield dict(values=jax.device_get(compute(model, batch)), mask=np.ones(len(batch), bool))
+                found = jax.device_get(compute(model, jnp.asarray(batch)))
+                yield dict(values=found, mask=np.ones(len(batch), bool))
             return
         batch_size = min(BATCH_SIZE, 1 << (len(source) - 1).bit_length())  # Few sizes: each is compiled.
         graphdef, params = nnx.split(model)
@@ -136,18 +138,19 @@ def images_of(images: Any):
     from vit_jax.data.sources import handed_in
 
     several = isinstance(images, Sequence) and not isinstance(images, str | bytes)
-    given = list(images) if several else [images]
+    given: list[Any] = list(images) if several else [images]
     if given and all(isinstance(image, str | Path) for image in given):
         return find_images([str(image) for image in given])
     is_tensor = hasattr(images, "detach")  # PyTorch's, whose images have their channels first.
     if hasattr(images, "ndim") and hasattr(images, "__array__") and not is_tensor:
         images = np.asarray(images)  # Of JAX, TensorFlow, or NumPy itself.
+    array: Any = images
     if several:
         images = Listed(given)
-    elif is_tensor or isinstance(images, np.ndarray):
-        channels = {*images.shape[-1:], *(images.shape[:1] if is_tensor else ())}
-        alone = images.ndim == 2 or (images.ndim == 3 and channels & {1, 3, 4})
-        images = Listed([images]) if alone else images
+    elif is_tensor or isinstance(array, np.ndarray):
+        channels = {*array.shape[-1:], *(array.shape[:1] if is_tensor else ())}
+        alone = array.ndim == 2 or (array.ndim == 3 and channels & {1, 3, 4})
+        images = Listed([array]) if alone else array
     elif not (hasattr(images, "__len__") and hasattr(images, "__getitem__")) or isinstance(images, bytes):
         images = Listed([images])
     return handed_in(images, "prediction", labels=False)
@@ -165,7 +168,7 @@ class Channels:
 
     def __init__(self, images: Any, channels: int):
         several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
-        self._images = list(images) if several else [images]
+        self._images: list[Any] = list(images) if several else [images]
         for image in self._images or [None]:
             known = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3
             if not known or image.shape[-1] != channels or 0 in image.shape:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from vit_jax.errors import UserError
 from vit_jax.models.initializers import Scheme
@@ -270,7 +271,7 @@ class ImageModel(nnx.Module):
             )
         if images.dtype != jnp.uint8 and not jnp.issubdtype(images.dtype, jnp.floating):
             raise UserError(f"the model takes images of uint8, or of floats in [-1, 1], not {images.dtype}")
-        if images.dtype != jnp.uint8 and not isinstance(images, jax.core.Tracer):
+        if images.dtype != jnp.uint8 and not isinstance(images, Tracer):
             check_range(images)
         return images
 

@@ -203,7 +203,7 @@ class Subset(Source):
 
     def stored_files(self, indices=None):
         chosen = np.asarray(self.indices)
-        return self.source.stored_files(chosen if indices is None else chosen[indices])
+        return self.source.stored_files((chosen if indices is None else chosen[indices]).tolist())
 
 
 @dataclasses.dataclass(frozen=True)

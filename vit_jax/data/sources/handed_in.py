@@ -108,7 +108,7 @@ class LabelReader(NamedTuple):
 
     def __call__(self, label: Any) -> tuple[int, ...]:
         """Raises UserError where a label is of another form, or of no class."""
-        row = label_values(label)
+        row: list[Any] = label_values(label)
         if self.width and row:
             if len(row) != self.width or not set(row) <= {0, 1}:
                 raise UserError(
