@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as configs
 from vit_jax import config_page
+from vit_jax.command import as_in_file, read_config
 from vit_jax.errors import UserError
 from vit_jax.models import abstract, count_parameters, create_model, model_factory
 from vit_jax.options import of_objectives, only_with, read_options
@@ -611,8 +612,8 @@ def test_every_objective_is_known_to_the_options_of_objectives():
 
 
 def test_a_files_values_may_stay_where_a_change_of_others_leaves_them_unread():
-    file = load("quickstart")
-    config = load("quickstart")
+    config = read_config("quickstart")
+    file = as_in_file(config)
     config.data.crop = "none"
     configs.check(config, file=file)
     config.data.crop_area = (0.1, 1.0)

@@ -23,6 +23,7 @@ from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
 from vit_jax.small_files import check_small
 
+_AS_IN_FILE = "_as_in_file"  # An attribute of a config, which is no value of it.
 WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: files and folders.
 
 
@@ -124,9 +125,9 @@ def read_config(path: str) -> ConfigDict:
         raise fault.args[0] from fault
 
 
-def config_as_in_file() -> ConfigDict:
-    """The config of the flag `--config` without the values that other flags give."""
-    return read_config(config_flags.get_config_filename(flags.FLAGS["config"]))
+def as_in_file(config: ConfigDict) -> ConfigDict | None:
+    """Returns a config of a file as the file made it, before values were changed; None for other configs."""
+    return config.__dict__.get(_AS_IN_FILE)
 
 
 def config_file(name: str) -> str:
@@ -163,6 +164,7 @@ class _ConfigFile(flags.ArgumentParser):
         if not isinstance(config, ConfigDict):
             returned = f"{file}: get_config returns {type(config).__name__}, not a config"
             raise _ConfigFault(UserError(f"{returned}; start it from vit_jax.config.base_config()"))
+        object.__setattr__(config, _AS_IN_FILE, config.copy_and_resolve_references())
         return config.lock()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.command import read_config
+from vit_jax.command import as_in_file, read_config
 from vit_jax.config import VALUES, check
 from vit_jax.errors import UserError, mistake
 
@@ -57,7 +57,7 @@ def train(
         finite; the disk or the memory is full. Its message is one line.
     """
     config = config if isinstance(config, ConfigDict) else read_config(str(config))
-    config = config.copy_and_resolve_references()
+    file, config = as_in_file(config), config.copy_and_resolve_references()
     values: Any = config.data
     data, changes = None, {}
     if train is not None or test is not None:
@@ -73,7 +73,7 @@ def train(
         changes |= {"model.name": "", "finetune.checkpoint": "handed_in", "finetune.head": "kept"}
     with config.unlocked():
         config.update_from_flattened_dict(changes)
-    check(config, handed_in=objective is not None)
+    check(config, handed_in=objective is not None, file=file)
 
     from vit_jax.runs.caller import Caller
     from vit_jax.runs.loop import train as run

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
     with distributed.start(COORDINATOR.value, PROCESSES.value, PROCESS.value, CONNECT_SECONDS.value) as peers:
         config = CONFIG.value
-        check(config, file=command.config_as_in_file())
+        check(config, file=command.as_in_file(config))
         if peers.count > 1:
             peers.agree("the config", dict(leaves(config)))
             peers.agree("the code", command.code_version())

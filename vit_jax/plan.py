@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if CONFIG.value is None or CHIP.value is None:
         raise UserError("give --config=configs/vit_h14_jft.py, --chip=v5e and --topology=16x16")
-    check(CONFIG.value)
+    check(CONFIG.value, file=command.as_in_file(CONFIG.value))
     os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
 
     from vit_jax.parallel.chips import find_chip

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/finetune.py and --workdir=DIR")
     config, folder = CONFIG.value, absolute(WORKDIR.value)
-    check_sweep(config, file=command.config_as_in_file())
+    check_sweep(config, file=command.as_in_file(config))
     given = config_flags_of(sys.argv[1:])
     rates = rate_jobs(config, folder, given)
     names = [job.name for job in (*rates.values(), *seed_jobs(config, folder, given, rate=0).values())]
