@@ -162,11 +162,12 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
     for key in VALUES:
         check_fits(config, key)
     values = dict(leaves(config))
-    read_before = {} if file is None else {k: v for k, v in leaves(file) if k not in unread(file)}
+    in_file = {} if file is None else dict(leaves(file))
+    unread_in_file = {} if file is None else unread(file)
     for key, needs in unread(config).items():
         value = values[key]
-        left = key in read_before and _plain(read_before[key]) == _plain(value)
-        if not (left or (handed_in and key.startswith("objective."))):
+        kept = key in in_file and key not in unread_in_file and _plain(in_file[key]) == _plain(value)
+        if not (kept or (handed_in and key.startswith("objective."))):
             raise UserError(
                 f"config.{key} is {value!r}, and this run does not read it: it needs {needs}; "
                 f"otherwise leave it at {VALUES[key].default!r}"
