@@ -121,6 +121,13 @@ def test_what_is_no_such_list_is_one_line(text, message, images):
         listed(images, text)
 
 
+def test_a_header_of_unknown_columns_is_no_image(images):
+    text = "id,label\na.png,dog\nb.jpg,cat\nsub/c.png,dog\n"
+    with pytest.raises(UserError, match="the first row, id,label, names no column of files.*'file'"):
+        listed(images, text)
+    assert rows(listed(images, text.replace("id,", "file,"))) == PETS
+
+
 def test_one_list_without_splits_says_how_to_cut_it(images):
     with pytest.raises(UserError, match=r"one list, without a column split: .*all\[:80%\]"):
         listed(images, "a.png,dog\nb.jpg,cat\n", "train")

@@ -162,8 +162,7 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
       groups: as of `open_splits`.
     """
     lines = [line for name, source in splits.named.items() for line in lacking(SPOKEN[name], source)]
-    train = splits.train.source if isinstance(splits.train, Subset) else splits.train
-    if shared := train.shared_classes:
+    if shared := splits.train.shared_classes:
         lines.append(
             f"note: several of data.parts have the classes {shortened(shared)}: each name is one class, "
             "with the images of all of them"

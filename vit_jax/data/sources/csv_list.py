@@ -178,6 +178,7 @@ def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Column
     header = [cell.strip().lower() for cell in rows[0]]
     files = [place for place, cell in enumerate(header) if cell in FILE_COLUMNS]
     if not files:
+        _check_first_row(path, rows[0])
         return _Columns(0, list(range(1, max(map(len, rows)))) if label_key else [], None, 0)
     split = header.index("split") if "split" in header else None
     others = [place for place in range(len(header)) if place not in (files[0], split)]
@@ -193,6 +194,16 @@ def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Column
                 f"{rows[0][files[0]].strip()!r} there are: {there}"
             )
     return _Columns(files[0], labels, split, 1)
+
+
+def _check_first_row(path: str, row: list[str]) -> None:
+    """Raises UserError where a first row without a known name of a column is no image's either."""
+    file = _cell(row, 0)
+    if why_left_out(file) and not os.path.exists(os.path.join(os.path.dirname(path), file)):
+        raise UserError(
+            f"{path}: the first row, {as_text(','.join(row))}, names no column of files, and "
+            f"{as_text(file)!r} is no image: call the column of files 'file'"
+        )
 
 
 def _group_columns(
