@@ -76,13 +76,28 @@ def shots_of(name: str) -> int:
     return int(name.rsplit(", ", 1)[1].split()[0])
 
 
-def measurements(subject: Subject, options: Options) -> list[Measurement]:
-    """One look at each data set, for all shots."""
-    seeds, penalty = options["seeds"], options["penalty"]
+def opener(subject: Subject, options: Options) -> Callable[[DataSet], tuple[Source, Source]]:
+    """Returns a function that opens the training and test images of a data set, each data set once."""
 
     @functools.cache
     def sources_of(described: DataSet) -> tuple[Source, Source]:
         return open_data_set(described, options["image_size"] or 224, say=subject.say)
+
+    return sources_of
+
+
+def identify(
+    sources_of: Callable[[DataSet], tuple[Source, Source]], described: DataSet, name: str
+) -> dict[str, int | str]:
+    """Returns the fingerprint of a data set, for `Measurement.identify`; it is the same for all rows."""
+    return fingerprints(*sources_of(described))
+
+
+def measurements(subject: Subject, options: Options) -> list[Measurement]:
+    """One look at each data set, for all shots."""
+    seeds, penalty = options["seeds"], options["penalty"]
+
+    sources_of = opener(subject, options)
 
     def open_task(described: DataSet, names: Sequence[str]) -> FewShotTask:
         sources = sources_of(described)
@@ -113,16 +128,13 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for one in accuracies
         ]
 
-    def identify(described: DataSet, name: str) -> dict[str, int | str]:
-        return fingerprints(*sources_of(described))
-
     return [
         Measurement(
             tuple(name_of_shots(described.name, count) for count in options["shots"]),
             functools.partial(open_task, described),
             functools.partial(measure, described),
             FewShotTask.fingerprint,
-            functools.partial(identify, described),
+            functools.partial(identify, sources_of, described),
         )
         for described in chosen_sets(subject, options)
     ]

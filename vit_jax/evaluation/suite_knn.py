@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from vit_jax.data.sources import DataSet
 from vit_jax.data.sources.base import Source
-from vit_jax.evaluation.fewshot import fingerprints, open_data_set, read_single_labels
+from vit_jax.evaluation.fewshot import fingerprints, read_single_labels
 from vit_jax.evaluation.knn import NEIGHBOURS, knn_accuracies
 from vit_jax.evaluation.suite import (
     DATA_DIR,
@@ -19,7 +19,7 @@ from vit_jax.evaluation.suite import (
     Suite,
     whole_numbers_option,
 )
-from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, draw_lines, split_note
+from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, draw_lines, identify, opener, split_note
 
 
 class Opened(NamedTuple):
@@ -33,9 +33,7 @@ class Opened(NamedTuple):
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set, for all numbers of neighbours."""
 
-    @functools.cache
-    def sources_of(described: DataSet) -> tuple[Source, Source]:
-        return open_data_set(described, options["image_size"] or 224, say=subject.say)
+    sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
         train, test = sources_of(described)
@@ -56,16 +54,13 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
             for count, accuracy in accuracies.items()
         ]
 
-    def identify(described: DataSet, name: str) -> dict[str, int | str]:
-        return fingerprints(*sources_of(described))
-
     return [
         Measurement(
             tuple(name_of(described, count) for count in options["neighbours"]),
             functools.partial(open_both, described),
             functools.partial(measure, described),
             lambda opened: fingerprints(opened.train, opened.test),
-            functools.partial(identify, described),
+            functools.partial(identify, sources_of, described),
         )
         for described in chosen_sets(subject, options)
     ]

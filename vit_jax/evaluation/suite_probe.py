@@ -5,18 +5,16 @@ from collections.abc import Sequence
 
 from vit_jax.data.sources import DataSet
 from vit_jax.data.sources.base import Source
-from vit_jax.evaluation.fewshot import fingerprints, open_data_set
+from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.probe import linear_probe
 from vit_jax.evaluation.suite import DATA_DIR, Measurement, Options, Row, Subject, Suite
-from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, split_note
+from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, identify, opener, split_note
 
 
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set."""
 
-    @functools.cache
-    def sources_of(described: DataSet) -> tuple[Source, Source]:
-        return open_data_set(described, options["image_size"] or 224, say=subject.say)
+    sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> tuple[Source, Source]:
         return sources_of(described)
@@ -27,16 +25,13 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         note = f"penalty {probed.penalty:g}{split_note(described)}"
         return [Row("probe", name_of(described), probed.accuracy, None, len(test.values), note)]
 
-    def identify(described: DataSet, name: str) -> dict[str, int | str]:
-        return fingerprints(*sources_of(described))
-
     return [
         Measurement(
             (name_of(described),),
             functools.partial(open_both, described),
             functools.partial(measure, described),
             lambda sources: fingerprints(*sources),
-            functools.partial(identify, described),
+            functools.partial(identify, sources_of, described),
         )
         for described in chosen_sets(subject, options)
     ]

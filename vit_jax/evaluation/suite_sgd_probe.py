@@ -9,7 +9,7 @@ from vit_jax.data.sources import DataSet
 from vit_jax.data.sources.base import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import CHOICES, LAYERS, POOLED, choices_of
-from vit_jax.evaluation.fewshot import fingerprints, open_data_set, read_single_labels
+from vit_jax.evaluation.fewshot import fingerprints, read_single_labels
 from vit_jax.evaluation.sgd_probe import STEPS, Fitted, SgdProbe
 from vit_jax.evaluation.suite import (
     DATA_DIR,
@@ -21,7 +21,7 @@ from vit_jax.evaluation.suite import (
     Suite,
     SuiteOption,
 )
-from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, split_note
+from vit_jax.evaluation.suite_fewshot import SETS, chosen_sets, identify, opener, split_note
 
 BEST = "best features"
 
@@ -37,9 +37,7 @@ class Opened(NamedTuple):
 def measurements(subject: Subject, options: Options) -> list[Measurement]:
     """One look at each data set, for all choices of features."""
 
-    @functools.cache
-    def sources_of(described: DataSet) -> tuple[Source, Source]:
-        return open_data_set(described, options["image_size"] or 224, say=subject.say)
+    sources_of = opener(subject, options)
 
     def open_both(described: DataSet, names: Sequence[str]) -> Opened:
         train, test = sources_of(described)
@@ -64,16 +62,13 @@ def measurements(subject: Subject, options: Options) -> list[Measurement]:
         images, split = len(test.values), split_note(described)
         return [row(described, choice, found, images, split) for choice in wanted] + notes
 
-    def identify(described: DataSet, name: str) -> dict[str, int | str]:
-        return fingerprints(*sources_of(described))
-
     return [
         Measurement(
             tuple(name_of(described, choice) for choice in (BEST, *CHOICES)),
             functools.partial(open_both, described),
             functools.partial(measure, described),
             lambda opened: fingerprints(opened.train, opened.test),
-            functools.partial(identify, described),
+            functools.partial(identify, sources_of, described),
         )
         for described in chosen_sets(subject, options)
     ]

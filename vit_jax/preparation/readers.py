@@ -59,7 +59,7 @@ MOST_EXPANSION, MIN_BYTES, ROW_BYTES = 1000, 2**28, 2**10
 PARQUET_ROWS = 16  # In memory at once.
 FURTHER = "further images of a sample"
 WITHOUT_IMAGE = "samples without an image"
-BESIDE_SPLITS = "images in folders beside the splits"
+BESIDE_SPLITS = "images in folders next to the splits"
 _SPLITS = re.compile(
     r"(?:^|[-_.])(train|training|validation|valid|val|dev|test|testing)(?=[-_.\d]|$)", re.IGNORECASE
 )
@@ -211,7 +211,7 @@ def _recognise(root: Path) -> str:
     loose = sum(not child.is_dir() and not why_left_out(child.name) for child in inside)
     if folders and loose and not any(map(split_name, folders)):
         raise UserError(
-            f"{root} can be read in two ways: {loose:,} images beside folders of others, all without labels "
+            f"{root} can be read in two ways: {loose:,} images next to folders of images, all without labels "
             f"(--kind=images), or the classes {', '.join(folders[:10])} without these images (--kind=folder)"
         )
     if folders:
@@ -366,7 +366,7 @@ def _members(path: Path | str, file, end: int) -> Iterator[tarfile.TarInfo]:
                 return
     except (
         Exception
-    ):  # Numbers, encodings and nestings of headers may be any; a caller's errors don't come here.
+    ):  # Headers may have any numbers, encodings and nestings; callers' errors don't come here.
         pass
     raise UserError(
         f"{path} is cut short or damaged after {count} whole files; fetch it again, or take it away"
@@ -509,7 +509,7 @@ def _labelled(
 
 
 def _prefixes(stem: str) -> Iterator[str]:
-    """Yields what comes before each dot of a name, the longest first."""
+    """Yields the prefixes of a name that end before a dot, the longest first."""
     while stem := stem.rpartition(".")[0]:
         yield stem
 

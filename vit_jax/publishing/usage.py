@@ -182,10 +182,10 @@ def _expected(checkpoint: Checkpoint) -> tuple[np.ndarray, np.ndarray]:
     sides = (int(side / share + 1e-6) for side in model.image_size)
     picture = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
     images = jnp.asarray(crop(picture))[None]
-    numbers = np.asarray(model(images))[0]  # Features, where there is no head.
-    return picture, np.asarray(
-        PROBABILITIES[checkpoint.probabilities](numbers)
-    ) if model.num_classes else numbers
+    numbers = np.asarray(model(images))[0]
+    if model.num_classes:
+        numbers = np.asarray(PROBABILITIES[checkpoint.probabilities](numbers))
+    return picture, numbers
 
 
 def _put_into_cache(cache: Path, folder: Path, name: str) -> None:

@@ -95,8 +95,8 @@ def _random_frozen(config: ConfigDict, class_names: Sequence[str]) -> FrozenMode
     """The small untrained model that `teacher='random'` stands for; the same for every process."""
     num_classes = len(class_names) or config.data.num_classes or 0
     model = objective_of(config).random_teacher(config, num_classes, nnx.Rngs(0))
-    params = {path_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(_params(model))}
-    sources = {path: partial(np.asarray, x) for path, x in params.items()}
+    params = jax.tree.leaves_with_path(_params(model))
+    sources = {path_name(path): partial(np.asarray, x) for path, x in params}
     found = ["config.objective.teacher='random': a small untrained model, which is for smoke tests alone"]
     return FrozenModel(abstract(lambda *, rngs: model), sources, found)
 

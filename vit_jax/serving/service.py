@@ -32,9 +32,9 @@ MOST_NEIGHBOURS = 24
 MOST_HELD = 1 << 29  # Bytes of all uploads under way.
 AGAIN = {"Retry-After": "1"}
 ASKED = ("images", "heat", "neighbours", "seen")
-MOST_SYNTAX = 10_000  # Characters of JSON beside its strings and numbers.
+MOST_SYNTAX = 10_000  # Characters of JSON outside of strings and numbers.
 WORDS = bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + b"0123456789+/=\\"
-# Of all answers; the page itself contains what else it may do (`html_page.policy`).
+# Headers of all answers; the page itself contains the rest of its policy (`html_page.policy`).
 HEADERS = ((b"content-security-policy", b"frame-ancestors 'none'"), (b"x-content-type-options", b"nosniff"))
 
 
@@ -106,10 +106,8 @@ class Service:
         self._metrics, self._about, self._page, self._hosts = metrics, about, page, hosts
         self._batcher = Batcher(engine, most, 4 * limits.pixels, metrics)
         self._decoders = ThreadPoolExecutor(threads, "decode")
-        self._large, self._one_large = (
-            limits.pixels // threads,
-            asyncio.Lock(),
-        )  # One at a time, for the memory.
+        self._large = limits.pixels // threads  # Images from this size are decoded one at a time.
+        self._one_large = asyncio.Lock()
         self._held = 0  # Bytes of uploads.
         self._running: asyncio.Task | None = None
 

@@ -30,7 +30,7 @@ FILE_COLUMNS = {
     "img",
 }
 AGAIN = "rows of a file listed before with the same labels"
-LOOKED_AT = 100  # Files of which one must exist.
+LOOKED_AT = 100  # The first files, at least one of which must exist.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +42,8 @@ class CsvList(Source):
     table: np.ndarray  # int32 [images, max_labels], padded with -1.
     class_names: tuple[str, ...]
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    columns: Mapping[str, Mapping[str, str]] = dataclasses.field(
-        default_factory=dict
-    )  # Cells by file, by name.
+    # The cells of a column by file, by the column's name.
+    columns: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     @property
     def max_labels(self):
@@ -166,7 +165,7 @@ def _read(path: str) -> list[list[str]]:
     first = text.partition("\n")[0]
     delimiter = next((mark for mark in ",;\t" if mark in first), ",")
     try:
-        return [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)]
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         raise UserError(f"{path} cannot be read as CSV: {error}") from error
 
