@@ -36,7 +36,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--rest",
         action="store_true",
-        help="run what `pytest` alone left out: slow tests, and those that it skipped for want of a library",
+        help="run the tests that `pytest` alone leaves out: slow and skipped ones",
     )
 
 
@@ -65,7 +65,7 @@ class SkippedTests:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leaves to `--rest` what needs the PyTorch libraries, and all variants but the first of `one_variant`.
+    """Leaves tests that need PyTorch's libraries, and further variants of `one_variant`, to `--rest`.
 
     Importing these libraries takes long, and much memory.
     """

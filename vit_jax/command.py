@@ -43,7 +43,7 @@ def run(main: Callable[[list[str]], None]) -> None:
 
 
 def _print_any_name() -> None:
-    """Prints names of files that are no UTF-8 as the bytes that they are, where the terminal takes bytes."""
+    """Lets the output contain file names that are not UTF-8: as bytes, or escaped on other terminals."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = stream.encoding.lower() in ("utf-8", "utf8")

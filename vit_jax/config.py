@@ -156,7 +156,7 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
 
     Args:
       handed_in: a program hands in the objective, which reads whatever it likes of that section.
-      file: the config as its file makes it. Values of a file that a change of others leaves unread may stay.
+      file: the config before the user changed values. Its own values may be left unread by such a change.
     """
     check_values(dict(leaves(config)))
     for key in VALUES:
@@ -175,7 +175,7 @@ def check(config: ConfigDict, handed_in: bool = False, file: ConfigDict | None =
 
 
 def unread(config: ConfigDict) -> dict[str, str]:
-    """The keys of values that are not the default and are not read, each with what it needs to be read."""
+    """Returns the keys of changed values that the run does not read, with the condition for reading each."""
     changed = [key for key, value in leaves(config) if _plain(value) != _plain(VALUES[key].default)]
     needed = {key: needs(config) for key in changed if (needs := VALUES[key].needs)}
     return {key: words for key, words in needed.items() if words}
@@ -219,7 +219,7 @@ def differences(saved: str, config: ConfigDict) -> list[str]:
     # What did not exist when it was saved is as it was then: the default.
     texts = to_json(from_json(saved)), to_json(config)
     old, new = (dict(leaves(ConfigDict(json.loads(text)))) for text in texts)
-    # Nor does it matter to a run what it has not read, and earlier versions took.
+    # Values that the run does not read, which earlier versions accepted.
     ignored = OPERATIONAL | unread(from_json(saved)).keys()
     return [
         f"{key}: {old.get(key)} -> {new.get(key)}"

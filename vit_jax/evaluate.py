@@ -11,8 +11,8 @@ Suites, one or several with commas, or all:
   sgd_probe a linear probe by SGD over rates and choices of class tokens and patches, as DINOv2's
 
 It writes results.json, results.md (with the paper's figures beside ours) and results.png. The same command
-again goes on where it was: figures of the same checkpoint, step, parameters and data are reused. A data set
-that is missing is a row that says how to get it.
+again continues: figures of the same checkpoint, step, parameters and data are reused. A missing data set
+gets a row that explains how to get it.
 """
 
 from absl import flags

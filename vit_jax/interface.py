@@ -40,8 +40,8 @@ def train(
         each time: the config says how it is cropped and augmented.
       test: the data set to evaluate on. Without it the config's splits cut it out of `train`, such as
         `config.data.train_split = "train[:90%]"` and `config.data.test_split = "train[90%:]"`.
-      groups: of each example of `train`, what it belongs to (a patient, a video): a slice has all examples of
-        a group or none.
+      groups: the group of each example of `train` (a patient, a video): a slice has all examples of a group
+        or none.
       model: of `load_model` or `create_model`, in place of the config's model and `finetune.checkpoint`. It
         starts the run as it is, its head too, and is not changed itself; `config.data.image_size` holds, and
         `config.model` says only how to compute (`dtype`, `remat`, `scan`).

@@ -188,7 +188,7 @@ class Channels:
     def cropped(self, crop: Callable[[np.ndarray], np.ndarray], part: slice) -> np.ndarray:
         """Images of a slice as the model sees them, uint8 `[images, height, width, channels]`.
 
-        The crop is of three channels at once, each of which it resizes by itself.
+        The crop is applied to three channels at a time.
         """
         found = []
         for image in self._images[part]:

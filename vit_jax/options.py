@@ -130,8 +130,8 @@ class Option(NamedTuple):
       optional: None is allowed although the default is another.
       fits: takes the value and the whole config; says what the value must be beside the others, or nothing
         where it is so.
-      needs: takes the whole config; says what a run needs beside the value to read it, or nothing where it
-        reads it. A value that is not read and not the default is refused.
+      needs: takes the whole config; returns the condition under which the option is read, or an empty text if
+        it holds. A value that is not read and not the default is rejected.
       smoke: in a config's two-step version; None: as in the config.
     """
 

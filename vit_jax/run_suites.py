@@ -40,7 +40,7 @@ def run_suites(
     """Evaluates a checkpoint by suites.
 
     Figures that are in `out` are not found again where the checkpoint's step and content and the data are the
-    same; it is said which these are.
+    same; these are printed.
 
     Args:
       checkpoint: what `load_model` takes.
@@ -129,7 +129,7 @@ def digests_of_data(measurement: Measurement) -> tuple[dict[str, str], str]:
 
 
 def attempt(results: Results, suite: Suite, measurement: Measurement, subject: Subject) -> None:
-    """Puts the rows that are not there yet or are of other data; a row without figure says why.
+    """Adds the rows that are missing or were computed on other data; a row without a figure has the reason.
 
     Figures whose data cannot be had now are kept.
     """

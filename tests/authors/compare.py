@@ -19,7 +19,7 @@ KINDS = dict(
     losses="DINO, iBOT, Gram anchoring, KoLeo, Sinkhorn-Knopp and MAE, of the same numbers",
 )
 HEAD = """
-Recipes, schedules, parameter groups, first values and losses stand beside those of the authors' own code:
+Compares recipes, schedules, parameter groups, first values and losses with those of the authors' code:
 
 ```text needs=network
 git clone https://github.com/facebookresearch/dinov2 CHECKOUTS/dinov2   # and the others below

@@ -99,8 +99,8 @@ def test_both_readings_of_split_names_among_classes_are_spelled_out(tmp_path):
         save(tmp_path / name / "a.png")
     with pytest.raises(
         UserError,
-        match=r"two ways: as the splits train with other folders beside them \(bus, car\), or as the classes "
-        r"bus, car, train; .*data.train_split=train\), for classes, list them in data.classes",
+        match=r"two ways: as the splits train with other folders next to them \(bus, car\), or as the "
+        r"classes bus, car, train; .*data.train_split=train\), for classes, list them in data.classes",
     ):
         opened(tmp_path, "all")
     listed = opened(tmp_path, "all", only=("bus", "car", "train"))

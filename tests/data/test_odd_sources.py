@@ -48,7 +48,7 @@ def test_stray_images_and_folders_beside_splits_are_no_classes(tmp_path):
     assert labels(done, "train") == [(0,), (0,), (1,), (1,)]
     assert done.left_out == {
         "images outside the folders of classes": 2,
-        "images in folders beside the splits": 1,
+        "images in folders next to the splits": 1,
         "AppleDouble files (._*)": 1,
     }
 
@@ -83,7 +83,7 @@ def test_classes_with_folders_in_them_are_refused_with_both_readings_and_the_adv
 def test_one_split_name_among_flat_folders_is_refused_with_both_readings(tmp_path):
     save(tmp_path / "bus" / "1.png", tmp_path / "car" / "2.png", tmp_path / "train" / "3.png")
     message = (
-        r"as the split 'train' with other folders beside it \(bus, car\), or as the classes bus, car, train"
+        r"as the split 'train' with other folders next to it \(bus, car\), or as the classes bus, car, train"
     )
     with pytest.raises(UserError, match=message):
         readers.find(str(tmp_path))

@@ -11,7 +11,7 @@ from vit_jax.serving.page_server import page_server as start
 
 
 def talk(requests, make=lambda: "<p>The page", idle=0):
-    """The answers to requests, made while so many connections say nothing; and the threads there were."""
+    """Answers to requests while `idle` connections send nothing, and the number of threads."""
 
     async def all_of_them():
         listening = socket.create_server(("127.0.0.1", 0))

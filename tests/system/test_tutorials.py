@@ -1,4 +1,4 @@
-"""The tutorials run from their first block to their last, with fewer steps than they say."""
+"""All blocks of the tutorials run, with fewer steps."""
 
 import os
 import re

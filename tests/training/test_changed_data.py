@@ -97,7 +97,7 @@ def test_a_renamed_class_may_be_accepted(data, tmp_path, capsys):
         start(tmp_path)
     manifest = start(tmp_path, **{"data.changed": "accepted"})
     assert manifest["class_names"] == ["apple", "blackberry", "cherry"]
-    assert "goes on with other data than it began with: no class 'berry'" in capsys.readouterr().out
+    assert "continues with other data than it began with: no class 'berry'" in capsys.readouterr().out
     assert start(tmp_path) == manifest
 
 

@@ -6,7 +6,7 @@ from vit_jax.runs.training_log import Suspicion
 
 
 def remarks(rows, classes=10, images=100):
-    """Step rows (of so many images each) whose figures are remarked on, by their number from 1."""
+    """Numbers of the rows, from 1, that get a remark; each row is of `images` images."""
     suspicion = Suspicion(classes)
     found = (suspicion.remark(means, number * images) for number, means in enumerate(rows, 1))
     return {number: remark for number, remark in enumerate(found, 1) if remark}

@@ -15,8 +15,8 @@ class Match(NamedTuple):
     """The classes of a data set among those of a model.
 
     Attributes:
-      order: by the data's number of a class the model's, int `[classes]`.
-      note: what somebody should check about the match, in words; empty where the names are the same.
+      order: the model's class number for each class number of the data, int `[classes]`.
+      note: a note for the user on the match; empty if the names are the same.
     """
 
     order: np.ndarray

@@ -34,7 +34,7 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
             start = len(os.path.join(argument, ""))
             inside, others = sort_out(path[start:] for path in walk(argument))
             if not inside:
-                there = f"; what is there: {in_words(others)}" if others else ""
+                there = f"; found instead: {in_words(others)}" if others else ""
                 raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}{there}")
             images += [(os.path.join(argument, path), None) for path in sorted(inside)]
             left_out += others

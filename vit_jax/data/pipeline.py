@@ -306,7 +306,7 @@ def _iterate(
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
     if not workers:
         return iter(_joined(numbers.map(load).to_iter_dataset(options), chunks))
-    # Python's tracker of what workers share would count what a dead one left after the error's line.
+    # Python's resource tracker would print a warning about the leftovers of a dead worker after the error.
     sys.warnoptions.append("ignore:resource_tracker")
     handed = _Handed(load)
     data = numbers.map(handed).to_iter_dataset(options)
@@ -319,11 +319,11 @@ def _joined(data: grain.IterDataset[Batch], chunks: int) -> grain.IterDataset[Ba
 
 
 class _Handed:
-    """A function that worker processes read from a file.
+    """A function that worker processes load from a temporary file.
 
-    Python writes what it hands to a new process into a pipe whose other end it keeps open itself. Where that
-    is more than a pipe holds (64 KiB: a list of files, the images of a small data set), and the process dies
-    before it reads, the write never ends.
+    Python sends the arguments of a new process through a pipe and keeps the pipe's reading end open. If they
+    are larger than the pipe's buffer (64 KiB: a list of files, the images of a small data set) and the
+    process dies before it reads them, the write blocks for ever.
     """
 
     def __init__(self, function: Callable):
@@ -348,10 +348,10 @@ def _read_handed(file: str) -> Callable:
 
 
 class _OfWorkers(Iterator[Batch]):
-    """Batches that worker processes make; when one dies, so do the others, and an error says how it died.
+    """Batches from worker processes; the death of one ends the others and raises an error with its cause.
 
     Args:
-      handed: what the processes run.
+      handed: the function that the processes run.
     """
 
     def __init__(self, batches: grain.DatasetIterator[Batch], workers: int, handed: _Handed):
@@ -377,9 +377,9 @@ class _OfWorkers(Iterator[Batch]):
         return batch
 
     def _first(self) -> Batch:
-        """The first batch, for which all processes are started: with SIGTERM and SIGINT blocked.
+        """Returns the first batch, for which all processes are started with SIGTERM and SIGINT blocked.
 
-        They inherit that from the thread that starts them, and so live on until `_obey_parent` makes them
+        They inherit the blocked signals from the thread that starts them, until `_obey_parent` makes them
         ignore both.
         """
         resource_tracker.ensure_running()  # To start it unblocks them in the thread that does.

@@ -44,7 +44,7 @@ class TrainingSuites:
     """The suites of a training run, whose data are opened before there is a model.
 
     Attributes:
-      fingerprints: of the data, by what they are for.
+      fingerprints: fingerprints of the suites' data, by the suite's name.
 
     Args:
       config: in which what a checkpoint says of images stands in the place of None.

@@ -177,7 +177,7 @@ def _tokens() -> str:
 
 
 def _not_the_hub() -> str:
-    """Says that what came is no answer of the Hub, and why that may be."""
+    """Returns an error message for an answer that is not the Hub's, with the likely causes."""
     from huggingface_hub import constants
 
     return (

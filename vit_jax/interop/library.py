@@ -47,7 +47,7 @@ def read_problem_type(config: dict, num_classes: int) -> str:
 
 
 def problem_type(num_classes: int, probabilities: str) -> dict[str, str]:
-    """The entry of a `config.json` for a kind of probabilities, where it is not what is read without one."""
+    """Returns the `config.json` entry for a kind of probabilities; empty if it is the default."""
     unsaid = not num_classes or read_problem_type({}, num_classes) == probabilities
     return {} if unsaid else {"problem_type": PROBLEM_TYPES[probabilities]}
 

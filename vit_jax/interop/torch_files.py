@@ -98,8 +98,8 @@ def refuse_module(source: str) -> None:
 def unpack(source: str, folder: Path, pixels: str | None = None) -> tuple[Path, list[str]]:
     """Writes the tensors of one of PyTorch's files into a folder as timm has them, DINO's heads beside them.
 
-    Those of a `pytorch_model.bin` with a library's `config.json` beside it keep their names, and the folder
-    gets the library's files too. Tensors of float64 are rounded to float32.
+    Tensors of a `pytorch_model.bin` with a `config.json` in the same folder keep their names, and the
+    library's files are copied too. Tensors of float64 are rounded to float32.
 
     Args:
       source: the path; `FILE@KEY` where the file holds several dicts of tensors, such as `teacher`.
@@ -189,7 +189,7 @@ def _read(path: str, key: str, destination: Path) -> None:
 
 
 def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The tensors of a safetensors file, those of float64 rounded to float32, and a line that says so."""
+    """Returns the tensors of a safetensors file, float64 rounded to float32, and a note on the rounding."""
     from safetensors.numpy import load_file
 
     loaded = load_file(file)
@@ -202,15 +202,17 @@ def _load(file: Path) -> tuple[dict[str, np.ndarray], list[str]]:
 def _with_files_beside(
     tensors: dict[str, np.ndarray], folder: Path, described: Path, pixels: str | None
 ) -> Path:
-    """Writes tensors into a folder by their own names, with the `config.json` that describes them.
+    """Writes tensors into a folder under their own names, with the `config.json` that describes them.
 
     Raises:
-      UserError: their pixels are said to be others than the files beside them say.
+      UserError: `pixels` is given, but the folder's files define the normalization.
     """
     from safetensors.numpy import save_file
 
     if pixels is not None:
-        raise UserError(f"--pixels={pixels} is not for {TORCH_MODEL}: {described} says how pixels are seen")
+        raise UserError(
+            f"--pixels={pixels} is not for {TORCH_MODEL}: {described} defines the normalization of pixels"
+        )
     save_file(tensors, folder / "model.safetensors")
     for file in (described, described.with_name("preprocessor_config.json")):
         if file.is_file():

@@ -218,7 +218,7 @@ class ImageModel(nnx.Module):
         Args:
           images: a path of an image or a folder; an image, PIL's or uint8 `[height, width, 3]`; a list of
             such; or uint8 `[images, height, width, 3]`. They may be of any size. A model of one channel sees
-            them in grey; one of four or more takes uint8 arrays of so many channels.
+            them in grey; a model of four or more takes uint8 arrays with that number of channels.
           top: highest number of classes named of each image; None: 3, or with a threshold all.
           threshold: lowest probability of the classes that are named.
 

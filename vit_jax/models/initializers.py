@@ -237,7 +237,7 @@ SCHEMES = {
         xavier(dense=True), lambda inputs: uniform(inputs**-0.5), xavier(), jax.nn.initializers.zeros
     ),
     "deit": _DEIT,
-    # DeiT III's class token has no position of its own: the sum of both starts as its token.
+    # DeiT III's class token has no position embedding: here it is zero, and its position starts as the token.
     "deit3": _DEIT._replace(token=None),
     "dinov2": _DEIT._replace(token=normal(1e-6)),
     # BEiT's in PyTorch, and EVA-g's.

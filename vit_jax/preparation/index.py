@@ -162,7 +162,7 @@ def build_index(source: readers.RawDataSet, seed: int, work: Path, run: Run) -> 
     shutil.rmtree(work / "index", ignore_errors=True)
     index = load_index(work)
     if not len(index.entries):
-        there = f"; what is there: {in_words(index.left_out)}" if index.left_out else ""
+        there = f"; found instead: {in_words(index.left_out)}" if index.left_out else ""
         raise UserError(f"{source.root} holds no image{there}")
     if source.class_names is not None:
         wrong = np.flatnonzero(index.labels >= len(source.class_names))[:1]

@@ -13,7 +13,7 @@ class Caller(NamedTuple):
       data: data sets by split, `train` and `test`, as of `handed_in`; None: the config's.
       model: starts the run with its parameters; None: the config's model or checkpoint does.
       on_log: is called with the step and its figures, the rows of `metrics.jsonl`, as they are written.
-      groups: of each example of `train`, what it belongs to: a slice has all of a group or none.
+      groups: the group of each example of `train`: a slice has all examples of a group or none.
     """
 
     data: Mapping[str, Any] | None = None

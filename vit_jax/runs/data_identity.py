@@ -14,7 +14,7 @@ OPTIONS = {
     "data.changed": Option(
         "refused",
         one_of("refused", "accepted"),
-        "Whether a run goes on where its data have changed since it began; its number of steps stays.",
+        "Whether a run continues after its data have changed; its number of steps stays.",
         operational=True,
     ),
 }
@@ -31,7 +31,7 @@ VALUES = {
 
 
 def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """The differences between the data of two manifests, in words; what only one has is not compared."""
+    """Returns the differences between the data of two manifests; entries of only one of them are ignored."""
     before, now = (manifest.get("class_names") or () for manifest in (saved, given))
     lines = other_classes = [*_class_differences(before, now)] if before and now else []
     counts, given_counts = saved.get("images", {}), given.get("images", {})

@@ -156,7 +156,7 @@ def share(config: ConfigDict, train: Source, one: str, other: str) -> bool:
 
 
 def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) -> list[str]:
-    """Lines on what somebody might not expect of a run's splits.
+    """Returns notes on unexpected properties of a run's splits.
 
     Args:
       groups: as of `open_splits`.

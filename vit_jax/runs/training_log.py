@@ -170,7 +170,7 @@ class Suspicion:
         first, accuracy = self._constant is None, means.get("accuracy")
         self._over = not first and accuracy != self._constant or accuracy not in (0.0, 1.0)
         self._constant = accuracy
-        # By chance no image of so many is right in 1 of 20,000 runs.
+        # The probability that none of these is right by chance is below 1 in 20,000.
         enough = images >= (10 * self._classes if accuracy == 0.0 else MANY)
         if first and abs(means["loss"]) < 0.00005:
             figure = "the loss is 0.0000"

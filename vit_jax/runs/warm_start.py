@@ -260,7 +260,7 @@ def matched_head(
     Args:
       sources: by path.
       class_names: of the run's head, by number.
-      place: the checkpoint in words, and remedy: what to do where it has other classes.
+      place: the checkpoint's name for messages; remedy: the advice if it has other classes.
 
     Raises:
       UserError: some of its classes are the data's at other numbers, and others are not.

@@ -107,7 +107,7 @@ def claim(
             if not saved:
                 _write(workdir, manifest, configs.to_json(config))
             elif changed := data_identity.differences(saved.manifest, _as_saved(manifest)):
-                say(f"note: this run goes on with other data than it began with: {'; '.join(changed)}")
+                say(f"note: this run continues with other data than it began with: {'; '.join(changed)}")
                 identity = {key: manifest[key] for key in data_identity.KEYS if key in manifest}
                 saved = saved._replace(manifest=saved.manifest | identity)
                 _write(workdir, saved.manifest, saved.text.rstrip())
@@ -156,7 +156,7 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
             if config.data.changed == "refused":
                 raise UserError(
                     f"{known}give the data that it began with, or another --workdir; "
-                    "config.data.changed='accepted' goes on with these"
+                    "config.data.changed='accepted' continues with these"
                 )
         _check_same(workdir, _identity(saved.manifest), _identity(given))
         return saved

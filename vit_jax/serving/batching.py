@@ -39,10 +39,10 @@ class Batcher:
 
     @contextlib.asynccontextmanager
     async def places(self, images: int, pixels: int) -> AsyncIterator[None]:
-        """The context in which so many images have a place; places are given in the order of coming.
+        """The context in which `images` images have a place; places are given in the order of arrival.
 
         Raises:
-          Busy: there were not so many for `PATIENCE` seconds.
+          Busy: there was no place for `PATIENCE` seconds.
         """
         try:
             async with asyncio.timeout(PATIENCE), self._first:

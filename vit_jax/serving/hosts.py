@@ -1,7 +1,7 @@
 """The names by which a server may be addressed.
 
-A page of a stranger can let its own domain name lead to this machine (DNS rebinding), and then read what is
-served here as if it were its own. The Host header of its requests still has that name.
+A web page can point its own domain name to this machine (DNS rebinding) and then read the answers of this
+server as its own. The Host header of its requests still contains that domain.
 """
 
 import ipaddress

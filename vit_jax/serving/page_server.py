@@ -24,7 +24,7 @@ async def page_server(make: Callable[[], str], listening: socket.socket) -> asyn
     """Starts the server; a connection takes no thread, and is closed after its answer.
 
     Args:
-      make: returns the HTML, one call at a time. What its UserError says is the answer instead.
+      make: returns the HTML, one call at a time. The message of a UserError becomes the answer.
     """
     maker = ThreadPoolExecutor(1, "page")
     connections = 0

@@ -94,7 +94,7 @@ def _open(kind: str, split: str, options: SourceOptions) -> Source:
 
 
 def _cut(source: Source, split: str, options: SourceOptions) -> Source:
-    """The slice of a source that a split means, cut as the options say."""
+    """Returns the slice of a source that a split names, cut as the options define."""
     groups = options.groups
     if isinstance(groups, str):
         groups = source.groups(groups) if "[" in split else None

@@ -129,7 +129,7 @@ def lacking(images: str, source: Source, most: int = 20) -> list[str]:
 
 
 def spread(images: int, most: int) -> list[int]:
-    """Returns at most so many indices, spread evenly over all images, from the first to the last."""
+    """Returns at most `most` indices, spread evenly over all images, from the first to the last."""
     return sorted({round(i * (images - 1) / (most - 1)) for i in range(most)})
 
 

@@ -31,7 +31,7 @@ PART = 4096  # Files whose sizes one thread asks for.
 class Folder(Source):
     """Image files in `<root>/<split>/<class>/`, or in `<root>/<class>/` for the split `all`.
 
-    Without labels they may be anywhere below that. `folder_rules` says which folders and files are left out.
+    Without labels they may be anywhere below that. `folder_rules` defines the skipped folders and files.
     They come in the order of their paths; slices have their share of each class, or each of the folders.
     """
 
@@ -77,7 +77,7 @@ class Folder(Source):
             found, classes = [(-1, file) for file in images], ()
         if not found:
             a_class = "a folder per class with " if labels else ""
-            there = f"; what is there: {in_words(left_out)}" if left_out else ""
+            there = f"; found instead: {in_words(left_out)}" if left_out else ""
             raise UserError(
                 f"no images in {where}: it must hold {a_class}"
                 f"{', '.join(s[1:] for s in IMAGE_SUFFIXES)} files{there}"
@@ -117,7 +117,7 @@ class Folder(Source):
 
 
 def file_sizes(root: str, files: Sequence[str]) -> list[int]:
-    """Bytes of files in one folder, local or at a URL that fsspec reads; -1 of what is gone."""
+    """Returns the sizes in bytes of files of a folder, local or at a URL of fsspec; -1 for missing files."""
     if "://" in root:
         system, path = _remote(root)
         found = system.find(path, detail=True)

@@ -39,7 +39,7 @@ OUTSIDE = "images outside the folders of classes"
 def split_name(folder: str) -> str | None:
     """Returns the split that a folder is named as, `train` for `Train` and `training_set`; None for none.
 
-    Names are compared in any case. `val`, `valid`, `validation` and `dev` stay what they are.
+    Case is ignored. `val`, `valid`, `validation` and `dev` are kept.
     """
     if not (named := SPLIT.fullmatch(folder)):
         return None
@@ -116,7 +116,7 @@ def check_classes(where: str, folders: Collection[str]) -> None:
             f"(data.train_split={splits[-1]})"
         )
     raise UserError(
-        f"{where} can be read in two ways: as the splits {_listed(splits)} with other folders beside them "
+        f"{where} can be read in two ways: as the splits {_listed(splits)} with other folders next to them "
         f"({_listed(others)}), or as the classes {_listed([*others, *splits])}; for splits, name one of them "
         f"(data.train_split={splits[-1]}), for classes, list them in data.classes"
     )
@@ -163,7 +163,7 @@ def layout(root: str, entries: Collection[Entry]) -> Layout:
     if len(named) == 1 and any(entry.has_images for entry in others):
         split, beside = named[0].name, [entry.name for entry in others]
         raise UserError(
-            f"{root} can be read in two ways: as the split {split!r} with other folders beside it "
+            f"{root} can be read in two ways: as the split {split!r} with other folders next to it "
             f"({_listed(beside)}), or as the classes {_listed(names)}; for the split, move the others away, "
             f"for classes, move all of them into {root}/train"
         )

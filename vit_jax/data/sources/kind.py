@@ -21,9 +21,9 @@ class SourceOptions(NamedTuple):
       image_size: pixels, for images that are made up.
       labels: they are needed; otherwise images without any are taken too.
       slices: `stratified`, so that a slice is a sample, or `in_order`, by the source's own order.
-      groups: what names the group of an image, of which a slice has all images or none: a regular expression
-        of its path, or a column; or the groups of all images of `train`; None: slices are cut anywhere.
-      only: names of classes that the user has chosen, which settles what is a class.
+      groups: a regular expression of the path or a column that names each image's group, or the groups of all
+        images of `train`; a slice has all images of a group or none. None: no groups.
+      only: names of the classes that the user has chosen.
       each_labelled: an example without a label is an error, as for a softmax; else it is of no class.
     """
 

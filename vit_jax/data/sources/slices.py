@@ -72,7 +72,7 @@ def chosen(
 
     Args:
       in_order: slices are cut out of the source's own order, not of its fair order.
-      groups: of each image, what it belongs to; a slice has all images of a group or none.
+      groups: the group of each image; a slice has all images of a group or none.
     """
     part = split_range(split, len(source))
     if len(part) == len(source):
