@@ -87,6 +87,27 @@ def test_each_library_has_the_rows_of_a_killed_run(tracked, in_mlflow, name):
 
 
 @pytest.mark.slow
+def test_mlflow_has_a_row_once_that_was_sent_just_before_a_kill(servers, tmp_path, monkeypatch):
+    import mlflow
+
+    from vit_jax.runs.trackers.mlflow import Tracker
+    from vit_jax.runs.trackers.tracker import RunFacts
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", servers["MLFLOW_TRACKING_URI"])
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "killed")
+    facts = RunFacts(tmp_path, "killed", "a run", {}, {})
+    killed = Tracker(facts, "", 0)
+    killed.row(7, {"loss": 2.0})
+    killed.row(14, {"loss": 1.5})  # Sent; the note of it is lost with the process.
+    continued = Tracker(facts, killed.identity, 7)
+    continued.row(14, {"loss": 1.5, "accuracy": 0.5})
+    continued.row(21, {"loss": 1.0})
+    history = mlflow.MlflowClient().get_metric_history
+    assert [(x.step, x.value) for x in history(killed.identity, "loss")] == [(7, 2.0), (14, 1.5), (21, 1.0)]
+    assert [(x.step, x.value) for x in history(killed.identity, "accuracy")] == [(14, 0.5)]
+
+
+@pytest.mark.slow
 def test_a_continued_run_is_the_same_run_to_each_library(tracked):
     begun = [r.run for r in wandb_records(tracked) if r.WhichOneof("record_type") == "run"]
     assert len({*tracked.glob("wandb/offline-run-*")}) == 2

@@ -34,6 +34,7 @@ class Tracker(BaseTracker):
                 for first in range(0, len(params), MOST_PARAMS):
                     self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
             self._client.update_run(self.identity, status="RUNNING")
+            self._reopened = bool(identity)
         except mlflow.exceptions.MlflowException as error:
             reason = " ".join(str(error).split())
             raise UserError(
@@ -41,6 +42,10 @@ class Tracker(BaseTracker):
             ) from error
 
     def row(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self._reopened:
+            # The process may have been killed between sending this row and noting that it was sent.
+            scalars = {name: value for name, value in scalars.items() if not self._has(step, name)}
+            self._reopened = False
         now = int(1000 * time.time())
         metrics = [self._metric(name, value, now, step) for name, value in scalars.items()]
         self._client.log_batch(self.identity, metrics=metrics)
@@ -52,6 +57,10 @@ class Tracker(BaseTracker):
 
     def close(self) -> None:
         self._client.set_terminated(self.identity)
+
+    def _has(self, step: int, name: str) -> bool:
+        """Whether the server has a figure of a step."""
+        return any(metric.step == step for metric in self._client.get_metric_history(self.identity, name))
 
     def _new(self, run: RunFacts) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vit_jax")
