@@ -59,7 +59,7 @@ class Tracker(BaseTracker):
         self._client.set_terminated(self.identity)
 
     def _has(self, step: int, name: str) -> bool:
-        """Whether the server has a figure of a step."""
+        """Returns True if the server has a figure of a step."""
         return any(metric.step == step for metric in self._client.get_metric_history(self.identity, name))
 
     def _new(self, run: RunFacts) -> str:
