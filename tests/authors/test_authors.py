@@ -7,6 +7,8 @@ import pytest
 from tests.authors import ours
 from tests.authors.compare import GOLDEN, differences
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 THEIRS = json.loads(GOLDEN.read_text())["cases"]
 
 

@@ -9,6 +9,8 @@ from vit_jax.ledger.laptop import config, steps_of_equal_compute
 from vit_jax.ledger.looking import attention_jaccard, best_jaccard
 from vit_jax.ledger.looking import test_images as images_and_masks
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 
 def test_steps_have_the_compute_of_the_plain_run():
     run = config("ViT-32x4/4")

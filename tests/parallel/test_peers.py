@@ -13,6 +13,8 @@ from tests.system.conftest import ROOT, free_port
 from vit_jax.errors import UserError
 from vit_jax.parallel.peers import join
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 PROCESS = """
 import os, sys, time
 from vit_jax import command

@@ -12,6 +12,8 @@ from PIL import Image
 from tests.conftest import HANG
 from tests.system.conftest import ROOT, SMALL
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 
 def fails(run, *arguments, **environment) -> str:
     """The one line of a run that must fail by the user's mistake."""

@@ -15,6 +15,8 @@ from vit_jax.data.sources.digits import digits
 from vit_jax.load import build_model
 from vit_jax.runs.workdir import checkpoint_crop, open_any
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 
 @pytest.fixture(scope="session")
 def convert(run):

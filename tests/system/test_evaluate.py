@@ -9,6 +9,8 @@ import pytest
 
 from tests.data.prepared import BOX, prepare
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 
 def kitti(number: int) -> dict:
     """A vehicle 5, 15, or 25 m away, or none."""

@@ -17,6 +17,8 @@ from tests.system.test_bad_input import fails
 from vit_jax.config import base_config, to_json
 from vit_jax.formats import FORMAT, settled
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 GOLDEN = Path(__file__).parent / "golden" / "format_1"
 ARGUMENTS = (
     *SMALL,

@@ -19,6 +19,8 @@ from tests.conftest import HANG
 from tests.system.conftest import ROOT
 from vit_jax.data.sources import open_source
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 IMAGES = 300
 
 

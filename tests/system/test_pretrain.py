@@ -12,6 +12,8 @@ import vit_jax
 from tests.system.conftest import SMALL
 from tests.system.test_resume import assert_same
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 SMALL_MAE = (
     *SMALL,
     "--config.model.position=sincos2d",

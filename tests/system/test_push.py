@@ -17,6 +17,8 @@ from tests.hub_server import FakeHub
 from tests.system.conftest import ROOT
 from vit_jax.publishing.run_facts import without_folders
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 # Lets the processes of the card's lines import timm here: see `tests.conftest.name_missing_operators`.
 OPERATORS = """
 import torch

@@ -12,6 +12,8 @@ import pytest
 from tests.system import browser
 from tests.system.conftest import ROOT
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 
 @pytest.fixture(scope="module")
 def of(run):

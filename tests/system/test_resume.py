@@ -14,6 +14,8 @@ from tests.system.conftest import SMALL, parameters
 from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.workdir import workdir_at
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 
 def figures(workdir: Path | str) -> list[dict]:
     """The rows of metrics.jsonl without what the clock says."""

@@ -26,6 +26,8 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.digits import digits
 from vit_jax.inspection.attention_maps import of_patches, rollout
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 SMALL = ("--port=0", "--batch_size=4", "--queue=4", "--max_mb=0.5", "--max_megapixels=1", "--top=10")
 CONNECTIONS = 20
 

@@ -18,6 +18,8 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.digits import digits
 from vit_jax.inspection.attention_maps import attention_distance, of_patches, rollout
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):

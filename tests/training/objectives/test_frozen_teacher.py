@@ -17,6 +17,8 @@ from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives.objective import Now
 from vit_jax.training.program import make_program
 
+pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
+
 HEADS = {"head": (12, 8), "patch_head": (9, 6)}  # Prototypes and bottleneck.
 LARGER = dict(dim=24, depth=1, hidden=32, heads=2)
 
