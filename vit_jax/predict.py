@@ -1,17 +1,18 @@
 """Predicts the classes of images: python -m vit_jax.predict --checkpoint=WORKDIR PATH...
 
 PATH is an image, a folder (all images below it), a pattern such as 'photos/*.jpg', or - for standard input:
-one image, or paths, one a line. Each image is a line with its likeliest classes; --json makes JSON lines of
-it, and --embed=FILE.safetensors or FILE.parquet writes what enters the head instead.
+one image, or paths, one a line. Each image is a line with its likeliest classes; --csv makes rows for a
+spreadsheet of it and --json JSON lines, --out=FILE writes them to a file, and --embed=FILE.safetensors or
+FILE.parquet writes what enters the head instead.
 
 What is no image is skipped and named, or counted where it lies in a folder. Exit codes: 0, all images were
 read; 2, a mistake, or nothing was; 3, some images were skipped.
 """
 
+import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -20,6 +21,7 @@ from vit_jax import command
 from vit_jax.data.image_files import find_images
 from vit_jax.data.sources.folder_rules import is_unsupported
 from vit_jax.errors import UserError, as_text
+from vit_jax.prediction_files import SUFFIXES, most_named, written_to
 
 CHECKPOINT = flags.DEFINE_string(
     "checkpoint", None, "What load_model takes: a workdir, a file, hf://owner/name."
@@ -31,8 +33,12 @@ THRESHOLD = flags.DEFINE_float(
     "threshold", None, "Lowest probability of the classes shown, above 0, up to 1."
 )
 JSON = flags.DEFINE_bool("json", False, "JSON lines, with full precision.")
+CSV = flags.DEFINE_bool("csv", False, "Rows of the file, then each class with its probability.")
+OUT = flags.DEFINE_string(
+    "out", None, "Write the predictions to this file: .csv, .jsonl or, as lines of text, .txt."
+)
 EMBED = flags.DEFINE_string("embed", None, "Write features to this .safetensors or .parquet file.")
-OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --embed.")
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace the file of --out or --embed.")
 CLASSES = flags.DEFINE_string(
     "classes", None, "File with the classes' names, one a line, if not the checkpoint's."
 )
@@ -50,13 +56,11 @@ THREADS = flags.DEFINE_integer("threads", 2, "That decode images.", lower_bound=
 def main(arguments: list[str]) -> None:
     if not CHECKPOINT.value or not arguments:
         raise UserError("give --checkpoint=WORKDIR and at least one image, folder, pattern or -")
-    embed = Path(EMBED.value) if EMBED.value else None
+    form, out, embed = output_format(), new_file(OUT), new_file(EMBED)
     if embed and embed.suffix not in (".safetensors", ".parquet"):
         raise UserError(f"--embed={embed}: write features to a .safetensors or .parquet file")
-    if embed and embed.exists() and not OVERWRITE.value:
-        raise UserError(f"{embed} exists; give --overwrite or another --embed")
-    if embed and not embed.parent.is_dir():
-        raise UserError(f"there is no folder {embed.parent} for --embed={embed}")
+    if embed and (out or form != "text"):
+        raise UserError("--embed writes features, not predictions: give it without --out, --csv, --json")
     images = find_images(arguments)
     for line in images.note():
         print(line, file=sys.stderr)
@@ -90,19 +94,23 @@ def main(arguments: list[str]) -> None:
         say=lambda line: print(line, file=sys.stderr),
     )
     read, features, done = [], [], 0
-    for part in extractor.stream(params, images):
-        mask = part["mask"]
-        paths = [images.path(done + row) for row in np.flatnonzero(mask)]
-        done, read = done + len(mask), read + paths
-        if embed:
-            features.append(part["values"][mask])
-            continue
-        for path, chances, found in zip(paths, *(values[mask] for values in part["values"]), strict=True):
-            count = reaching(THRESHOLD.value, chances)
-            named = tuple(names[label] for label in found[:count])
-            show(Prediction(path, named, tuple(chances[:count].tolist())))
-    if not read:
-        raise UserError(f"none of the {len(images)} files is an image that can be read")
+    columns = most_named(top, THRESHOLD.value, probabilities)
+    with contextlib.nullcontext(str) if embed else written_to(out, form, columns) as write_prediction:
+        for part in extractor.stream(params, images):
+            mask = part["mask"]
+            paths = [images.path(done + row) for row in np.flatnonzero(mask)]
+            done, read = done + len(mask), read + paths
+            if embed:
+                features.append(part["values"][mask])
+                continue
+            for path, chances, found in zip(paths, *(values[mask] for values in part["values"]), strict=True):
+                count = reaching(THRESHOLD.value, chances)
+                named = tuple(names[label] for label in found[:count])
+                write_prediction(Prediction(path, named, tuple(chances[:count].tolist())))
+        if not read:
+            raise UserError(f"none of the {len(images)} files is an image that can be read")
+    if out:
+        print(f"{len(read):,} predictions in {out}", file=sys.stderr)
     if embed:
         write(embed, read, np.concatenate(features))
         print(f"{len(read):,} features of {features[0].shape[1]} numbers in {embed}", file=sys.stderr)
@@ -110,14 +118,41 @@ def main(arguments: list[str]) -> None:
         sys.exit(3)
 
 
-def show(prediction: Any) -> None:
-    """Prints the line of an image."""
-    line = str(prediction).replace("\n", "\\n").replace("\r", "\\r")  # Of names of files.
-    if JSON.value:
-        named = zip(prediction.classes, prediction.probabilities, strict=True)
-        found = [{"class": name, "probability": chance} for name, chance in named]
-        line = json.dumps({"path": prediction.image, "predictions": found})
-    print(line, flush=True)
+def output_format() -> str:
+    """Returns the format of the predictions by the flags: `text`, `csv` or `json`.
+
+    Raises:
+      UserError: the flags contradict each other, or the file's suffix is of no format.
+    """
+    asked = [name for name, flag in (("csv", CSV), ("json", JSON)) if flag.value]
+    if len(asked) > 1:
+        raise UserError("--csv and --json are two formats: give one of them")
+    if not OUT.value:
+        return asked[0] if asked else "text"
+    suffix = Path(OUT.value).suffix
+    if (form := SUFFIXES.get(suffix)) is None:
+        raise UserError(f"--out={OUT.value}: the suffix is the format, one of {', '.join(SUFFIXES)}")
+    if asked not in ([], [form]):
+        raise UserError(f"--{asked[0]} and --out={OUT.value} are two formats: leave out --{asked[0]}")
+    return form
+
+
+def new_file(flag: flags.FlagHolder) -> Path | None:
+    """Returns the path of a flag, to which a file may be written; None where it is not given.
+
+    Raises:
+      UserError: there is such a file, without `--overwrite`, or no folder for it.
+    """
+    if not flag.value:
+        return None
+    file = Path(flag.value).expanduser()
+    if file.is_dir():
+        raise UserError(f"--{flag.name}={flag.value} is a folder: give a file in it")
+    if file.exists() and not OVERWRITE.value:
+        raise UserError(f"{file} exists; give --overwrite or another --{flag.name}")
+    if not file.parent.is_dir():
+        raise UserError(f"there is no folder {file.parent} for --{flag.name}={flag.value}")
+    return file
 
 
 def write(file: Path, paths: list[str], features: np.ndarray) -> None:

@@ -96,7 +96,7 @@ def retrieve(sets, out, model=None, run=run, **options) -> writer.Prepared:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         return list(csv.reader(file))[1:]
 
 

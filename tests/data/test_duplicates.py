@@ -245,7 +245,7 @@ def report(folder, removed, measure="distance"):
 @pytest.mark.parametrize(("measure", "order"), [("distance", "1 2 7"), ("similarity", "7 2 1")])
 def test_csv_lists_all_removed_from_the_nearest(tmp_path, measure, order):
     report(tmp_path, rows([2, 7, 1]), measure)
-    with open(tmp_path / "removed.csv", newline="") as file:
+    with open(tmp_path / "removed.csv", newline="", encoding="utf-8-sig") as file:
         header, *lines = csv.reader(file)
     assert header == ["example", "reference", measure]
     assert [value for _, _, value in lines] == order.split()
@@ -254,7 +254,7 @@ def test_csv_lists_all_removed_from_the_nearest(tmp_path, measure, order):
 def test_csv_keeps_names_with_commas_quotes_and_any_letters(tmp_path):
     name = 'a, "b"\n猫.jpg'
     report(tmp_path, [Removed(name, "test/0.jpg", 3)])
-    with open(tmp_path / "removed.csv", newline="", encoding="utf-8") as file:
+    with open(tmp_path / "removed.csv", newline="", encoding="utf-8-sig") as file:
         assert list(csv.reader(file))[1] == [name, "test/0.jpg", "3"]
 
 

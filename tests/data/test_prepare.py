@@ -1,5 +1,6 @@
 """Every kind of data set becomes a TFDS data set: each example once, its bytes and label unchanged."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -339,7 +340,7 @@ def test_near_duplicates_of_test_images_leave_training(tmp_path):
     done = prepare(tmp_path / "source", tmp_path / "out", deduplicate_against=(test,))
     assert done.splits == {"train": 3, "test": 3} and done.removed == 2
     report = (done.folder / "removed.csv").read_text()
-    assert [f"/train/a/{i}.jpg,source:" in report for i in range(5)] == [False, False, False, True, True]
+    assert [f'/train/a/{i}.jpg","source:' in report for i in range(5)] == [False, False, False, True, True]
     assert (done.folder / "removed.html").read_text().count("<img") == 4
     near = {(tmp_path / "source" / "train" / "a" / f"{i}.jpg").read_bytes() for i in (3, 4)}
     assert read(done, "train") == [example for example in read(whole, "train") if example[0] not in near]
@@ -366,7 +367,7 @@ def test_near_duplicates_are_what_looks_alike_whatever_lies_under_the_transparen
     options = dict(deduplicate_against=(f"source:{tmp_path / 'whole'}/test",))
     done = prepare(tmp_path / "source", tmp_path / "out", **options)
     (line,) = (done.folder / "removed.csv").read_text().splitlines()[1:]
-    assert "/train/a/0.png," in line
+    assert '/train/a/0.png",' in line
 
 
 def test_near_duplicates_are_found_by_a_models_embeddings(tmp_path):
@@ -389,9 +390,10 @@ def test_near_duplicates_are_found_by_a_models_embeddings(tmp_path):
         source, tmp_path / "out", options, run, run, (Embedder("mean colour", 3, mean_colour), run)
     )
     assert done.splits == {"train": 2, "test": 2}
-    lines = (done.folder / "removed.csv").read_text().splitlines()
-    assert lines[0] == "example,reference,similarity"
-    assert [line.split(",")[0].split("/")[-1] for line in sorted(lines[1:])] == ["240.png", "60.png"]
+    with (done.folder / "removed.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {*rows[0]} == {"example", "reference", "similarity"}
+    assert sorted(row["example"].split("/")[-1] for row in rows) == ["240.png", "60.png"]
 
 
 def cut(path: Path, keep: float) -> Path:

@@ -7,6 +7,7 @@ import sys
 
 import jax
 import numpy as np
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from PIL import Image
@@ -137,6 +138,21 @@ def test_features_are_written_with_their_paths(predict, folder, finished, tmp_pa
 
 
 @pytest.mark.slow
+def test_predictions_go_to_a_new_file(predict, folder, lines, tmp_path):
+    process = predict(f"--out={tmp_path / 'p.csv'}", "--top=10", folder)
+    assert process.returncode == 3 and not process.stdout, process.stderr
+    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    rows = pyarrow.csv.read_csv(tmp_path / "p.csv", parse_options=options).to_pylist()
+    assert len(rows) == 10 and {*map(len, rows)} == {21}
+    for row in rows:
+        best, *_ = lines[0][os.fsdecode(row["file"].encode().replace(rb"\udce9", b"\xe9"))]
+        assert str(row["class"]) == best["class"]
+        assert row["probability"] == pytest.approx(best["probability"], rel=1e-4)
+    again = predict(f"--out={tmp_path / 'p.csv'}", folder)
+    assert again.returncode == 2 and "p.csv exists; give --overwrite" in again.stderr.decode()
+
+
+@pytest.mark.slow
 def test_standard_input_is_paths_or_an_image(predict, folder, lines):
     path = str(folder / "2.png")
     (best, *_) = lines[0][path]
@@ -155,6 +171,9 @@ def test_standard_input_is_paths_or_an_image(predict, folder, lines):
         (["{folder}/broken.jpg"], "none of the 1 files is an image"),
         (["--embed=f.npy", "{folder}"], ".safetensors or .parquet"),
         (["--embed=nowhere/f.parquet", "{folder}"], "there is no folder nowhere"),
+        (["--out=p.xlsx", "{folder}"], "the suffix is the format, one of .csv, .jsonl"),
+        (["--csv", "--out=p.jsonl", "{folder}"], "are two formats: leave out --csv"),
+        (["--csv", "--embed=f.parquet", "{folder}"], "give it without --out, --csv, --json"),
         (["--resize=8", "{folder}"], "--resize=8 is less than the 16 pixels"),
     ],
 )

@@ -1,7 +1,6 @@
 """The page and the tables that show what was retrieved for curated images, and what was left out."""
 
 import contextlib
-import csv
 import html
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from vit_jax.errors import as_text
 from vit_jax.inspection.html_page import Section, note, table, write_page
 from vit_jax.preparation.curation import Curated
 from vit_jax.preparation.duplicates import thumbnail
-from vit_jax.preparation.index import replacing
+from vit_jax.spreadsheet import write_csv
 
 SHOWN = 24  # Curated images with their neighbours.
 FEWER = 12  # Of those with the least similar neighbours, and pairs of each kind.
@@ -42,16 +41,16 @@ def report_curation(curated: Curated, train: Source, folder: Path, similarity: f
       excluded: how many of the images were left out as near-duplicates of test images.
     """
     compared, neighbours = curated.compared, curated.neighbours
-    _write_csv(
+    write_csv(
         folder / "retrieved.csv",
         ("curated", "example", "similarity"),
-        ((curated.source.describe(i), train.describe(j), f"{c:.4f}") for i, j, c in neighbours.tolist()),
+        ((curated.source.describe(i), train.describe(j), round(c, 4)) for i, j, c in neighbours.tolist()),
     )
     left_out = compared[~compared["kept"]]
-    _write_csv(
+    write_csv(
         folder / "duplicates.csv",
         ("example", "kept", "similarity"),
-        ((train.describe(i), train.describe(j), f"{c:.4f}") for i, j, c, _ in left_out.tolist()),
+        ((train.describe(i), train.describe(j), round(c, 4)) for i, j, c, _ in left_out.tolist()),
     )
     images = curated.images
     facts = {
@@ -144,14 +143,3 @@ def _end(name: str) -> str:
 def _spread(size: int, most: int) -> np.ndarray:
     """Evenly spread places of `range(size)`, so many or all."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(int))
-
-
-def _write_csv(path: Path, header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """Writes a table; what UTF-8 cannot hold, of a file's name say, is written escaped."""
-    with (
-        replacing(path) as temporary,
-        temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-    ):
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)

@@ -11,9 +11,7 @@ a model's embeddings. Mirrored copies are found by giving both forms of each ref
 
 import base64
 import collections
-import csv
 import html
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +21,7 @@ import numpy as np
 
 from vit_jax.data.decode import Unreadable, decode
 from vit_jax.inspection.html_page import policy_tag
+from vit_jax.spreadsheet import write_csv
 
 DISTANCE = 8  # Bits: see `find`.
 NO_FINGERPRINT = np.uint64(0)  # An image's that is too flat for its bits to mean anything.
@@ -206,11 +205,7 @@ def write_report(
     """
     sign = {"distance": 1, "similarity": -1}[measure]
     rows = sorted(rows, key=lambda row: (sign * row.value, row.example, row.reference))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(("example", "reference", measure))
-    writer.writerows(row[:3] for row in rows)
-    _write(folder / "removed.csv", table.getvalue())
+    write_csv(folder / "removed.csv", ("example", "reference", measure), (row[:3] for row in rows))
 
     shown = [row for row in rows if row.images is not None]
     form = "g" if measure == "distance" else ".2f"

@@ -1,0 +1,68 @@
+"""Predictions as lines of text, JSON lines and CSV, on standard output or in a file."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from vit_jax.spreadsheet import ENCODING, CsvWriter, file_cell
+
+SUFFIXES = {".csv": "csv", ".jsonl": "json", ".json": "json", ".txt": "text"}
+
+
+def most_named(top: int, threshold: float | None, probabilities: str) -> int:
+    """Returns the highest number of classes that an image can have: a softmax adds up to 1."""
+    exclusive = threshold and probabilities == "softmax"
+    return min(top, math.floor(1.001 / threshold)) if exclusive else top  # They are rounded.
+
+
+@contextlib.contextmanager
+def written_to(file: Path | None, form: str, columns: int) -> Iterator[Callable[[Any], None]]:
+    """Yields a function that writes a prediction; a file of them appears when it is whole.
+
+    Args:
+      file: None: standard output.
+      form: `text`, `csv` or `json`.
+      columns: pairs of a class and its probability in a row of CSV.
+    """
+    if file is None:
+        yield writer_of(sys.stdout, form, columns)
+        return
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        encoding = ENCODING if form == "csv" else "utf-8"
+        errors = "backslashreplace" if form == "csv" else "surrogateescape"
+        with temporary.open("w", encoding=encoding, errors=errors, newline="") as opened:
+            yield writer_of(opened, form, columns)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def writer_of(stream: TextIO, form: str, columns: int) -> Callable[[Any], None]:
+    """Returns the function that writes the line of a prediction to a stream."""
+    if form == "csv":
+        rows = CsvWriter(stream)
+        numbers = ["", *(f"_{number}" for number in range(2, columns + 1))]
+        rows.write(["file", *(f"{name}{number}" for number in numbers for name in ("class", "probability"))])
+
+        def write_row(prediction: Any) -> None:
+            named = zip(prediction.classes, prediction.probabilities, strict=True)
+            cells = [cell for pair in named for cell in pair]
+            rows.write([file_cell(prediction.image), *cells, *[None] * (2 * columns - len(cells))])
+            stream.flush()
+
+        return write_row
+
+    def write_line(prediction: Any) -> None:
+        line = str(prediction).replace("\n", "\\n").replace("\r", "\\r")  # Of names of files.
+        if form == "json":
+            named = zip(prediction.classes, prediction.probabilities, strict=True)
+            found = [{"class": name, "probability": chance} for name, chance in named]
+            line = json.dumps({"path": prediction.image, "predictions": found})
+        print(line, file=stream, flush=True)
+
+    return write_line

@@ -1,0 +1,48 @@
+"""CSV files that spreadsheets open, in which no cell is run as a formula."""
+
+import csv
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+ENCODING = "utf-8-sig"  # Without its mark Excel reads UTF-8 as the system's old character set.
+_FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")  # First characters for which a spreadsheet evaluates a cell.
+
+
+class CsvWriter:
+    """Writes rows to an open text file; texts are quoted, and numbers are not.
+
+    A text that a spreadsheet would evaluate starts with an apostrophe, as one would type it there.
+    """
+
+    def __init__(self, file: TextIO):
+        self._writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+
+    def write(self, row: Sequence[Any]) -> None:
+        """Writes a row of texts and numbers."""
+        self._writer.writerow([_as_text(cell) if isinstance(cell, str) else cell for cell in row])
+
+
+def _as_text(cell: str) -> str:
+    return f"'{cell}" if _FORMULA.match(cell) else cell
+
+
+def file_cell(path: str) -> str:
+    """Returns a relative path that starts as a formula with `./` before it: it still leads to the file."""
+    return f"./{path}" if path != "-" and _FORMULA.match(path) else path
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a file, whole or not at all; bytes of names that are not UTF-8 are written escaped."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("w", encoding=ENCODING, errors="backslashreplace", newline="") as file:
+            writer = CsvWriter(file)
+            writer.write(header)
+            for row in rows:
+                writer.write(row)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
