@@ -7,10 +7,15 @@ import sys
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 
 from tests.system import browser
 from tests.system.conftest import ROOT
+from vit_jax.inspection.html_page import Section, page
+from vit_jax.inspection.page_charts import curve
+from vit_jax.runs.answer_sections import answer_sections
+from vit_jax.runs.predictions import Predictions
 
 pytestmark = pytest.mark.slow  # Each test starts processes, or compiles for seconds.
 
@@ -123,8 +128,8 @@ def test_served_page_follows_the_run(of, finished, begun):
 
 
 @browser.needed
-@pytest.mark.parametrize("page", ["one", "several"])
-def test_page_fits_a_phone_and_a_desk(pages, tmp_path, page):
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_page_fits_a_phone_and_a_desk(pages, tmp_path, name):
     """Nothing is wider than the window or faint, by day and by night, and no picture or figure is empty."""
     probe = f"""page => {{
         page.querySelectorAll('details').forEach(part => part.open = true);
@@ -132,5 +137,56 @@ def test_page_fits_a_phone_and_a_desk(pages, tmp_path, page):
         const empty = figures.some(figure => figure.getBoundingClientRect().width < 40);
         return `empty ${{empty}} figures ${{figures.length > 3}} ${{({browser.FAULTS})(page)}}`;
     }}"""
-    text = (pages / f"{page}.html").read_text()
+    text = (pages / f"{name}.html").read_text()
     assert browser.looked_at(text, probe, tmp_path) == 4 * ["empty false figures true "]
+
+
+# Words of class names, and what is of no use to a reader: a word on two lines, a row of charts with a gap.
+BROKEN = """page => {
+    const broken = [];
+    for (const part of page.querySelectorAll('.bar span, figcaption')) {
+        const words = page.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+        for (let node = words.nextNode(); node; node = words.nextNode()) {
+            for (const found of node.data.matchAll(/[^\\s_\\/-]+/g)) {
+                const range = page.createRange();
+                range.setStart(node, found.index);
+                range.setEnd(node, found.index + found[0].length);
+                const lines = new Set([...range.getClientRects()].map(line => line.top));
+                if (lines.size > 1) broken.push(found[0]);
+            }
+        }
+    }
+    const charts = [...page.querySelectorAll('.curves')].map(part => {
+        const edge = part.getBoundingClientRect().right, rows = new Map();
+        for (const chart of part.children) {
+            const box = chart.getBoundingClientRect();
+            rows.set(box.top, Math.max(rows.get(box.top) || 0, box.right));
+        }
+        return [...rows.values()].some(right => right < edge - 2);
+    });
+    return `broken ${broken} gaps ${charts.filter(Boolean).length}`;
+}"""
+
+
+@browser.needed
+def test_class_names_break_between_words_alone_and_charts_fill_their_rows(tmp_path):
+    names = (
+        "Lophophorus impejanus, Himalayan monal",
+        "Donaudampfschifffahrtsgesellschaft",
+        "Cymbidium_goeringii_var_longibracteatum",
+        "American Staffordshire Terrier",
+    )
+    count = 40
+    found = Predictions(
+        *("test", 1, np.arange(count), np.arange(count, dtype=np.int32)[:, None] % len(names)),
+        np.arange(count, dtype=np.int32) // 3 % len(names),
+        np.full(count, 0.5, np.float32),
+    )
+    found = found._replace(shown=np.arange(count), images=np.zeros((count, 80, 80, 3), np.uint8))
+    charts = [curve(f"chart {n}", {"": [(1, 1.0), (2, 2.0)]}) for n in range(8)]
+    sections = [
+        Section("", "".join(f"<figure>{svg}</figure>" for svg in charts[:n])) for n in (2, 3, 4, 5, 7, 8)
+    ]
+    text = page("A", [*answer_sections(found, names), *sections])
+    probe = f"page => ({BROKEN})(page) + ({browser.FAULTS})(page)"
+    assert browser.looked_at(text, probe, tmp_path) == 4 * ["broken  gaps 0"]

@@ -147,8 +147,7 @@ def test_size_cost_versions_and_command_are_said(report):
 
 def test_worst_mistake_comes_first(report):
     text = report(found=said())
-    assert "the surest of 2 in 4 test images" in text
-    worst = text[text.index("Worst mistakes") : text.index("Confusion")]
+    worst = text[text.index("Mistakes: 2 in 4 test images") : text.index("Confusion")]
     assert re.findall(r"✗ (\w+)</b> (\d+)%<br><span>is (\w+)", worst) == [
         ("fox", "95", "dog"),
         ("cat", "60", "dog"),
@@ -170,12 +169,10 @@ def test_only_small_images_show_their_pixels(report, size, small):
 def test_matrix_and_classes_have_the_counts(report):
     text = report(found=said())
     assert "<title>dog taken for fox: 1 of 2</title>" in text
-    assert re.findall(
-        r"<span>(\w+)</span><meter[^>]*></meter><span>([\d.%]+)</span><span>(.*?)</span>", text
-    ) == [
-        ("dog", "0.0%", "0 of 2"),
-        ("cat", "100.0%", "1 of 1"),
-        ("fox", "100.0%", "1 of 1"),
+    assert re.findall(r">(\w+)</span><span>([\d.%]+, \d of \d)</span><meter", text) == [
+        ("dog", "0.0%, 0 of 2"),
+        ("cat", "100.0%, 1 of 1"),
+        ("fox", "100.0%, 1 of 1"),
     ]
 
 
@@ -183,7 +180,7 @@ def test_images_of_several_classes_have_no_confusion(report):
     found = said(labels=((0, 1), (1, -1), (1, 2), (2, -1)))
     text = report(found=found)
     assert "Not defined: some images are of several classes." in text and "<title>dog" not in text
-    assert "<span>2 of 3</span>" in text  # Dogs: two in images of which another class was said rightly.
+    assert "%, 2 of 3</span>" in text  # Dogs: two in images of which another class was said rightly.
 
 
 def test_run_without_labels_says_what_is_left_out(report):
@@ -243,6 +240,13 @@ def test_values_that_were_not_finite_are_left_out(report):
         re.findall("<svg.*?</svg>", report(rows=each), re.DOTALL) for each in (rows, ROWS[:2], ROWS[:1])
     ]
     assert drawings[0] == drawings[1] != drawings[2]
+
+
+@pytest.mark.parametrize(("points", "marks"), [(1, 1), (2, 2), (3, 0)])
+def test_points_of_a_curve_of_one_or_two_are_marked(report, points, marks):
+    rows = [{"step": 50 * n, "train/images_per_second": 9.0} for n in range(1, points + 1)]
+    (drawn,) = re.findall('<svg[^>]*aria-label="Throughput.*?</svg>', report(rows=rows), re.DOTALL)
+    assert len(re.findall("<use [^>]*fill: #4c8dd6", drawn)) == marks
 
 
 def test_curves_have_the_colours_of_the_page(report):

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import html
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,16 +25,30 @@ th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: no
 .figures td:last-child { text-align: right; }
 .facts td:first-child { white-space: nowrap; }
 .muted, .samples span { color: var(--muted); } .scroll { overflow-x: auto; }
-.curves, .pictures { display: grid; gap: .8rem; }
-.curves { grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
-.pictures { grid-template-columns: repeat(auto-fill, minmax(min(100%, 30rem), 1fr)); align-items: start; }
-.curves figure, .pictures figure { border: 1px solid var(--line); border-radius: 6px; margin: 0; }
+.curves { display: grid; gap: .8rem; grid-template-columns: repeat(6, 1fr); }
+.curves figure { grid-column: span 6; }
+@media (min-width: 44rem) {
+  .curves figure { grid-column: span 3; }
+  .curves figure:last-child:nth-child(2n+3) { grid-column: span 6; }
+}
+@media (min-width: 62rem) { /* Three in a row, and no row with a gap: two in the first or the first two. */
+  .curves figure, .curves figure:last-child:nth-child(2n+3) { grid-column: span 2; }
+  .curves figure:first-child:nth-last-child(3n+1):not(:only-child),
+  .curves figure:first-child:nth-last-child(3n+4) ~ figure:nth-child(-n+4),
+  .curves figure:first-child:nth-last-child(3n+2), .curves figure:first-child:nth-last-child(3n+2) + figure
+  { grid-column: span 3; }
+}
+.pictures { columns: 2 28rem; column-gap: .8rem; }
+.pictures figure { break-inside: avoid; margin: 0 0 .8rem; }
+.curves figure { margin: 0; } .curves figure, .pictures figure { border: 1px solid var(--line); }
+.curves figure, .pictures figure { border-radius: 6px; }
 .curves figure, .pictures figure { padding: .4rem; min-width: 0; }
 .curves svg, .curves img, .pictures svg, .pictures img { width: 100%; height: auto; display: block; }
 .curves img, img[src^="data:image/svg"] { background: #fff; }
 .curves figcaption, .pictures figcaption { font-size: .85rem; }
-.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.2rem, 1fr)); gap: .7rem; }
-.samples figure { margin: 0; font-size: .8rem; line-height: 1.35; overflow-wrap: anywhere; }
+.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(var(--card, 5.2rem), 1fr)); }
+.samples { gap: .7rem; } .samples figure { margin: 0; min-width: 0; font-size: .8rem; line-height: 1.35; }
+.samples figcaption, .bar span { overflow: hidden; text-overflow: ellipsis; }
 .samples img { width: 100%; border-radius: 4px; display: block; }
 .samples .small { image-rendering: pixelated; } figcaption { margin-top: .35rem; }
 .samples .wrong img { outline: 3px solid var(--wrong); } .samples .wrong b { color: var(--wrong); }
@@ -41,9 +56,11 @@ th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: no
 .beside > * { min-width: 0; max-width: 100%; } .beside > .scroll { flex: 0 1 auto; }
 .matrix { width: 100%; height: auto; display: block; font-size: 11px; } .matrix text { fill: currentColor; }
 .matrix .hit { fill: var(--right); } .matrix .miss { fill: var(--wrong); }
-.bars { columns: 21rem; column-gap: 2.5rem; } .bar { display: grid; gap: .6rem; break-inside: avoid; }
-.bar { grid-template-columns: minmax(3rem, 1.2fr) 2fr 3.6rem 6.5rem; align-items: center; font-size: .9rem; }
-.bar span { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; } meter { width: 100%; }
+.bars { columns: 21rem; column-gap: 2.5rem; min-width: 0; } .beside > .bars { flex: 1 1 21rem; }
+.bar { display: flex; flex-wrap: wrap; justify-content: space-between; column-gap: .8rem; }
+.bar { break-inside: avoid; padding-bottom: .45rem; font-size: .9rem; line-height: 1.35; }
+.bar span { max-width: 100%; } .bar span + span { color: var(--muted); font-variant-numeric: tabular-nums; }
+.bar span + span { margin-left: auto; } .bar meter { width: 100%; height: .85rem; }
 pre { overflow-x: auto; font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .viewer fieldset { border: 0; padding: 0; margin: 0 0 .8rem; display: grid; gap: .35rem; min-width: 0; }
 .viewer fieldset div { display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }
@@ -134,6 +151,27 @@ def table(rows: Mapping[str, str], kind: str = "") -> str:
     """A table of names and what belongs to each."""
     lines = "".join(f"<tr><td>{html.escape(k)}<td>{html.escape(v)}</tr>" for k, v in rows.items())
     return f'<table class="{kind}">{lines}</table>' if kind else f"<table>{lines}</table>"
+
+
+def breakable(text: str) -> str:
+    """Returns text as HTML that may break behind underscores and slashes, as between words."""
+    return re.sub("([_/])", r"\1<wbr>", html.escape(text, quote=True))
+
+
+def bar(name: str, figures: str, share: float | None = None) -> str:
+    """Returns a name with its figures, over a bar of a share in 0 ... 1 if there is one."""
+    drawn = "" if share is None else f'<meter min="0" max="1" value="{share:.4f}"></meter>'
+    title = html.escape(name, quote=True)
+    return (
+        f'<div class="bar"><span title="{title}">{breakable(name)}</span>'
+        f"<span>{html.escape(figures)}</span>{drawn}</div>"
+    )
+
+
+def card_width(names: Iterable[str]) -> str:
+    """Returns a style for `samples` in which cards are as wide as the longest word, within bounds."""
+    longest = max((len(word) for name in names for word in re.split(r"[\s_/]+", name)), default=0)
+    return f"--card: {min(max(5.2, 0.52 * longest + 0.6), 10):.1f}rem"
 
 
 def note(text: str) -> str:

@@ -48,18 +48,19 @@ def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], dotted
 
     Args:
       lines: points of each, by name; one without points has no place in the legend.
-      dotted: lines of few points, which are marked.
+      dotted: lines whose points are marked; lines of one or two points always are.
     """
 
     def paint(axes):
         for name, line in lines.items():
             if line:
-                style = "o-" if name in dotted else "-"
-                style = "o" if len(line) == 1 else style  # A line through one point is not seen.
+                style = "o-" if name in dotted or len(line) <= 2 else "-"
                 axes.plot(
                     *zip(*line, strict=True), style, label=as_text(name) or "_", markersize=4, linewidth=1.5
                 )
         axes.set_xlabel("step")
+        axes.set_xlim(0, 1.04 * max((point[0] for line in lines.values() for point in line), default=1))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         bottom, top = axes.get_ylim()
         if not _below_zero(lines):
             # From 0, and still room above where all points are near each other, so that none is cut.

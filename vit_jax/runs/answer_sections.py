@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.inspection import page_charts
-from vit_jax.inspection.html_page import Section, folded, inline, note, table
+from vit_jax.inspection.html_page import Section, bar, breakable, card_width, folded, inline, note
 from vit_jax.runs.predictions import (
     BINS,
     MOST_MISTAKES,
@@ -21,6 +21,7 @@ from vit_jax.runs.predictions import (
 MOST_PAIRS = 10
 MOST_IN_MATRIX = 100  # Classes.
 MOST_LISTED = 40  # Classes, before the rest is folded.
+MOST_NAME = 22  # Characters of a class in the matrix.
 CELL = 26  # Of a matrix, in the units of its drawing.
 
 
@@ -56,31 +57,36 @@ class Figures:
         if not mistakes:
             return Section("Mistakes", note(f"None in {images:,} {found.split} images."), "")
         heading = f"Worst mistakes: the surest of {len(mistakes):,} in {images:,} {found.split} images"
-        worst = [row for row in mistakes[:MOST_MISTAKES] if row in self._pixels]
-        return Section(heading, "".join(map(self._card, worst)), "samples")
+        if len(mistakes) <= MOST_MISTAKES:
+            heading = f"Mistakes: {len(mistakes):,} in {images:,} {found.split} images"
+        return Section(heading, self._cards(mistakes[:MOST_MISTAKES]), "")
 
     def sample(self) -> Section:
         """Images spread over the split."""
         images = len(self._found.numbers)
         spread = np.unique(np.linspace(0, images - 1, min(MOST_SAMPLES, images)).astype(int)).tolist()
-        cards = "".join(self._card(row) for row in spread if row in self._pixels)
         summary = f"{len(spread)} {self._found.split} images spread over the split, right and wrong"
-        return Section("", folded(summary, f'<div class="samples">{cards}</div>'), "")
+        return Section("", folded(summary, self._cards(spread)), "")
+
+    def _cards(self, rows: Sequence[int]) -> str:
+        """The images of some rows that were kept, with their predictions."""
+        cards = "".join(self._card(row) for row in rows if row in self._pixels)
+        return f'<div class="samples" style="{card_width(self._names)}">{cards}</div>' if cards else ""
 
     def _card(self, row: int) -> str:
         """One image with its prediction; a wrong one has a sign and a frame."""
         found, pixels = self._found, self._pixels[row]
         names = [self._names[int(label)] for label in found.labels[row].tolist() if label >= 0]
-        label = html.escape(", ".join(names) or "without a label", quote=True)
-        prediction = html.escape(self._names[int(found.answer[row])], quote=True)
+        label, prediction = ", ".join(names) or "without a label", self._names[int(found.answer[row])]
+        about = html.escape(f"{label}, predicted {prediction}", quote=True)
         right = bool(found.right[row])
         # Single pixels are shown as such; a photograph is scaled down smoothly.
         size = ' class="small"' if _is_small(pixels) else ""
         return (
             f'<figure class="{"right" if right else "wrong"}">'
-            f'<img{size} alt="{label}, predicted {prediction}" src="{_encoded(pixels)}">'
-            f"<figcaption><b>{'✓' if right else '✗'} {prediction}</b> {found.probability[row]:.0%}"
-            + ("" if right else f"<br><span>is {label}</span>")
+            f'<img{size} alt="{about}" src="{_encoded(pixels)}"><figcaption title="{about}">'
+            f"<b>{'✓' if right else '✗'} {breakable(prediction)}</b> {found.probability[row]:.0%}"
+            + ("" if right else f"<br><span>is {breakable(label)}</span>")
             + "</figcaption></figure>"
         )
 
@@ -92,22 +98,24 @@ class Figures:
         if not len(pairs):
             return ""
         images, right = by_class(self._found, len(self._names))
-        most = {
-            f"{self._names[truth]} taken for {self._names[answer]}": (
-                f"{count:,} of {images[truth]:,} ({count / images[truth]:.0%})"
+        most = "".join(
+            bar(
+                f"{self._names[truth]} taken for {self._names[answer]}",
+                f"{count:,} of {images[truth]:,} ({count / images[truth]:.0%})",
             )
             for (truth, answer), count in zip(pairs[:MOST_PAIRS].tolist(), counts.tolist(), strict=False)
-        }
+        )
+        most = f'<div class="bars">{most}</div>'
         if len(images) > MOST_IN_MATRIX:
-            return table(most) + note(f"A matrix is drawn of up to {MOST_IN_MATRIX} classes.")
+            return most + note(f"A matrix is drawn of up to {MOST_IN_MATRIX} classes.")
         matrix = np.diag(right)
         matrix[tuple(pairs.T)] = counts
-        return f'<div class="beside">{self._matrix(matrix, images)}{table(most)}</div>'
+        return f'<div class="beside">{self._matrix(matrix, images)}{most}</div>'
 
     def _matrix(self, matrix: np.ndarray, images: np.ndarray) -> str:
         """An SVG of the confusion matrix: a row for each class, a column for each answer."""
-        short = [name if len(name) <= 14 else name[:13] + "…" for name in self._names]
-        margin = 12 + 7 * max(map(len, short))
+        short = [_shortened(name) for name in self._names]
+        margin = 12 + 6.4 * max(map(len, short))
         drawn = []
         for row, name in enumerate(map(html.escape, short)):
             y = margin + CELL * row
@@ -125,12 +133,12 @@ class Figures:
                     f'fill-opacity="{0.12 + 0.55 * (count / images[row]) ** 0.5:.2f}"/>'
                     f'<text x="{x + CELL / 2 - 0.5}" y="{y + 17}" text-anchor="middle">{count}</text></g>'
                 )
-        size = margin + CELL * len(matrix)
-        least = min(size, margin + 15 * len(matrix))  # Smaller ones cannot be read.
+        size = round(margin + CELL * len(matrix))
+        least = min(size, round(margin) + 15 * len(matrix))  # Smaller ones cannot be read.
         about = "Rows: what an image is. Columns: what it was taken for."
         return (
-            f'<div><div class="scroll"><svg class="matrix" role="img" viewBox="0 0 {size} {size}" '
-            f'style="min-width:{least}px;max-width:{max(size, 320)}px" '
+            f'<div style="flex:1 1 {least}px;max-width:{max(size, 320)}px"><div class="scroll">'
+            f'<svg class="matrix" role="img" viewBox="0 0 {size} {size}" style="min-width:{least}px" '
             f'aria-label="Confusion matrix. {about}">{"".join(drawn)}</svg></div>{note(about)}</div>'
         )
 
@@ -141,9 +149,11 @@ class Figures:
         shares = right / np.maximum(images, 1)
         order = tested[np.argsort(shares[tested], kind="stable")].tolist()
         bars = [
-            f'<div class="bar"><span>{html.escape(self._names[int(label)])}</span>'
-            f'<meter min="0" max="1" value="{shares[label]:.4f}"></meter><span>{shares[label]:.1%}</span>'
-            f"<span>{right[label]:,} of {images[label]:,}</span></div>"
+            bar(
+                self._names[int(label)],
+                f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}",
+                shares[label],
+            )
             for label in order
         ]
         text = f'<div class="bars">{"".join(bars[:MOST_LISTED])}</div>'
@@ -171,6 +181,11 @@ class Figures:
             "Larger dots are of more images."
         )
         return note(text) + f'<div class="curves">{"".join(f"<figure>{svg}</figure>" for svg in drawn)}</div>'
+
+
+def _shortened(name: str) -> str:
+    """A name without its middle where it is long: classes often differ at the end alone."""
+    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 9].rstrip()}…{name[-8:].lstrip()}"
 
 
 def _is_small(pixels: np.ndarray) -> bool:

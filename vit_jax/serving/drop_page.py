@@ -16,8 +16,7 @@ STYLE = f"""<style>
 #answer .viewer {{ flex: 1 1 20rem; max-width: 26rem; }} #answer .base {{ min-height: 6rem; }}
 #answer .viewer .stack {{ background: var(--line); border-radius: 4px; }}
 #answer .classes {{ flex: 1 1 20rem; }}
-#answer .bar {{ grid-template-columns: minmax(4rem, 1fr) 1.2fr 3.6rem; }}
-#answer .bar span:last-child {{ text-align: right; }} #answer .small {{ image-rendering: pixelated; }}
+#answer .small {{ image-rendering: pixelated; }}
 #near .samples {{ grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }}
 .viewer:has(#heat:checked) .over {{ display: block; opacity: {HEAT}; }}
 .viewer:has(#heat:checked) .base {{ filter: grayscale(1); }}
@@ -87,7 +86,7 @@ function show(name, answer) {
   box.querySelector(".classes").replaceChildren(...answer.predictions.map(found => {
     const bar = made("div", undefined, "bar"), meter = made("meter");
     meter.value = found.probability;
-    bar.append(made("span", found.class), meter, made("span", `${(100 * found.probability).toFixed(1)}%`));
+    bar.append(made("span", found.class), made("span", `${(100 * found.probability).toFixed(1)}%`), meter);
     return bar;
   }));
   box.hidden = false;
