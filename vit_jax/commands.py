@@ -45,6 +45,7 @@ COMMANDS = {
     "export": Command("export"),
     "push": Command("push"),
     "prepare": Command("prepare"),
+    "duplicates": Command("find_duplicates"),
     "plan": Command("plan"),
     "benchmark": Command("benchmark"),
     "experiment": Command("experiment"),

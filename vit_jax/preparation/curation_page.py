@@ -99,8 +99,8 @@ def _retrieved(curated: Curated, train: Source) -> list[Section]:
 
 def _row(source: Source, train: Source, found: np.ndarray) -> str:
     first = int(found["curated"][0])
-    figures = _figure(source, first, "curated") + "".join(
-        _figure(train, image, f"{cosine:.3f}") for _, image, cosine in found.tolist()
+    figures = figure(source, first, "curated") + "".join(
+        figure(train, image, f"{cosine:.3f}") for _, image, cosine in found.tolist()
     )
     return f'<div class="row" style="--columns: {len(found) + 1}">{figures}</div>'
 
@@ -117,8 +117,8 @@ def _pairs(curated: Curated, train: Source, similarity: float) -> list[Section]:
         (f"Kept, though nearly so similar: below {similarity:g}", below, "kept"),
     ):
         content = "".join(
-            f'<div class="pair" style="--columns: 2">{_figure(train, image, f"{before}, {cosine:.3f}")}'
-            f"{_figure(train, nearest, 'kept')}</div>"
+            f'<div class="pair" style="--columns: 2">{figure(train, image, f"{before}, {cosine:.3f}")}'
+            f"{figure(train, nearest, 'kept')}</div>"
             for image, nearest, cosine, _ in pairs.tolist()
         )
         if content:
@@ -126,7 +126,8 @@ def _pairs(curated: Curated, train: Source, similarity: float) -> list[Section]:
     return [*sections] or [Section("", note("No image is similar to another."), "")]
 
 
-def _figure(source: Source, index: int, words: str) -> str:
+def figure(source: Source, index: int, words: str) -> str:
+    """Returns the HTML of an image with words and the end of its name below it."""
     picture = "<div></div>"
     with contextlib.suppress(OSError, Unreadable):
         picture = thumbnail(source[index].image, SIDE)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decode import Box, Unreadable, open_image
+from vit_jax.data.decode import Unreadable
 from vit_jax.data.sources.base import Example, Source, fingerprint
 from vit_jax.errors import UserError
 from vit_jax.preparation import duplicates
@@ -122,9 +122,7 @@ def _save_prints(images: Source, start: int, stop: int, result: Path) -> None:
     prints = []
     for i in range(start, stop):
         try:
-            opened = open_image(images[i].image)  # Detail beyond twice the hash's 32 pixels costs time alone.
-            pixels = opened.region(Box(0, 0, opened.width, opened.height), 64)
-            prints.append((i, duplicates.fingerprint(pixels)))
+            prints.append((i, duplicates.fingerprint_of(images[i].image)))
         except Unreadable:  # It is named when the split is written.
             continue
     save(result, np.array(prints, PRINT))

@@ -1,0 +1,53 @@
+"""Finds near-duplicates among images, within and between splits: vit-jax duplicates FOLDER
+
+FOLDER has images, folders of classes, or folders of splits with classes in them; several folders are splits.
+An image that was resized, compressed, mirrored, brightened or cropped by a little is found. Into --out go
+duplicates.html, a page with the pictures, and duplicates.csv, a row for each image with the one that it is
+most similar to. Nothing is deleted. Exit codes: 0, all images were read; 2, a mistake; 3, some were not.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from vit_jax import command
+from vit_jax.data.sources.folder_rules import is_unsupported
+from vit_jax.errors import UserError
+
+OUT = flags.DEFINE_string("out", None, "Folder for the page and the table; by default duplicates_of_FOLDER.")
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a page and a table that are there.")
+SIMILARITY = flags.DEFINE_float(
+    "similarity", 0.98, "Lowest correlation of the colours of near-duplicates, above 0, up to 1."
+)
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments:
+        raise UserError("give a folder of images: vit-jax duplicates FOLDER")
+    for argument in arguments:
+        if not os.path.isdir(argument):
+            raise UserError(f"{argument} is no folder: give one or several folders of images")
+    if not 0 < SIMILARITY.value <= 1:
+        raise UserError(f"--similarity={SIMILARITY.value} must be above 0, up to 1")
+
+    from vit_jax.preparation.duplicates_page import PAGE, TABLE, find_duplicates, write_duplicates
+
+    out = Path(OUT.value or f"duplicates_of_{Path(arguments[0]).resolve().name}").expanduser()
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give --out=DIR, a folder")
+    for file in (out / PAGE, out / TABLE):
+        if file.exists() and not OVERWRITE.value:
+            raise UserError(f"{file} exists; give --overwrite or another --out")
+    found = find_duplicates(arguments, SIMILARITY.value, lambda line: print(line, file=sys.stderr))
+    write_duplicates(found, out, SIMILARITY.value)
+    print(f"{found}: {out / PAGE} shows them, {out / TABLE} lists them")
+    if found.unreadable:
+        print(f"could not be read: {found.unreadable:,} files", file=sys.stderr)
+    if found.unreadable or any(map(is_unsupported, found.source.left_out)):
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    command.run(main)

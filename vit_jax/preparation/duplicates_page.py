@@ -1,0 +1,170 @@
+"""The page and the table of the near-duplicates in folders of images."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vit_jax.data.image_files import ImageFiles, find_images
+from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.folder_rules import split_name
+from vit_jax.errors import as_text
+from vit_jax.inspection.html_page import Section, note, table, write_page
+from vit_jax.preparation.curation_page import STYLE, figure
+from vit_jax.preparation.duplicate_search import find_pairs, groups, look
+from vit_jax.progress import Progress
+from vit_jax.spreadsheet import file_cell, write_csv
+
+PAGE, TABLE = "duplicates.html", "duplicates.csv"
+SHOWN = 60  # Groups of a kind on the page.
+SIDE_BY_SIDE = 8  # Images of a group on the page.
+# Kinds of groups, the most serious first, with their headings.
+KINDS = {
+    "in several splits": "In several splits: accuracy on the test images is too high",
+    "of several classes": "Of several classes: a label may be wrong",
+    "in one split and class": "In one split and one class",
+}
+_STYLE = (
+    STYLE
+    + """<style>
+.groups { display: flex; flex-wrap: wrap; gap: 1rem; }
+.group { display: flex; flex-wrap: wrap; gap: .5rem; border: 1px solid var(--line); border-radius: 6px; }
+.group { padding: .5rem; } .group figure { width: 9rem; }
+</style>"""
+)
+
+
+class Place(NamedTuple):
+    """The split and the class of an image by its path; empty where the path names none."""
+
+    split: str
+    label: str
+
+
+class Group(NamedTuple):
+    """Near-duplicates of one another.
+
+    Attributes:
+      kind: of `KINDS`.
+      images: indices in the source.
+      similar_to: for each image the index of the most similar other one.
+      similarity: of each image to that one.
+    """
+
+    kind: str
+    images: list[int]
+    similar_to: list[int]
+    similarity: list[float]
+
+
+class Duplicates(NamedTuple):
+    """The near-duplicates in folders of images, and the number of images that could not be read."""
+
+    source: ImageFiles
+    places: list[Place]
+    groups: list[Group]
+    unreadable: int
+
+    def __str__(self):
+        images, count = sum(len(group.images) for group in self.groups), len(self.groups)
+        if not count:
+            return f"none of {len(self.source):,} images is a near-duplicate of another"
+        found = f"{images:,} of {len(self.source):,} images are near-duplicates of others"
+        return f"{found}, in {count:,} group{'s' if count > 1 else ''}"
+
+
+def find_duplicates(folders: Sequence[str], similarity: float, say: Callable[[str], None]) -> Duplicates:
+    """Finds the near-duplicates among all images below folders.
+
+    Args:
+      folders: one, in which folders of splits are known by their names, or several, each of them a split.
+      similarity: the lowest of near-duplicates, as of `find_pairs`.
+      say: is called with lines of progress and on files that are left out.
+
+    Raises:
+      UserError: a folder has no images.
+    """
+    source, places = find_images(folders), []
+    for folder in folders:
+        images = find_images([folder])
+        found = [place_of(images.path(index), folder) for index in range(len(images))]
+        if len(folders) > 1:
+            name = as_text(folder)
+            found = [Place(f"{name}/{split}" if split else name, label) for split, label in found]
+        places += found
+    for line in source.note():
+        say(line)
+    seen = look(source, on_progress=Progress("reading", len(source), "images", say))
+    pairs, count = find_pairs(seen, similarity), len(seen.indices)
+    best: dict[int, tuple[int, float]] = {}
+    for first, second, value in pairs.tolist():
+        best.setdefault(first, (second, value))
+        best.setdefault(second, (first, value))
+    made = []
+    for members in groups(pairs, count):
+        images, nearest = seen.indices[members].tolist(), [best[place] for place in members.tolist()]
+        similar_to = [int(seen.indices[other]) for other, _ in nearest]
+        kind = _kind([places[image] for image in images])
+        made.append(Group(kind, images, similar_to, [value for _, value in nearest]))
+    kinds = [*KINDS]
+    made.sort(key=lambda group: (kinds.index(group.kind), -max(group.similarity), group.images))
+    return Duplicates(source, places, made, len(source) - count)
+
+
+def place_of(path: str, folder: str) -> Place:
+    """Returns the split and the class that the folders of an image name.
+
+    Args:
+      path: of the image, in `folder` or below it.
+    """
+    inside = os.path.relpath(path, folder).split(os.sep)[:-1]
+    split = split_name(inside[0]) if inside else None
+    classes = inside[1:] if split else inside
+    return Place(split or "", as_text(classes[0]) if classes else "")
+
+
+def _kind(places: Sequence[Place]) -> str:
+    """The most serious fact about images that are near-duplicates of one another."""
+    splits, classes, within = KINDS
+    if len({place.split for place in places}) > 1:
+        return splits
+    return classes if len({place.label for place in places}) > 1 else within
+
+
+def write_duplicates(found: Duplicates, out: Path, similarity: float) -> None:
+    """Writes `duplicates.csv`, a row for each image of each group, and `duplicates.html` into a folder."""
+    source, places = found.source, found.places
+    rows = (
+        (number, kind, *places[image], _cell(source, image), _cell(source, other), round(value, 4))
+        for number, (kind, *members) in enumerate(found.groups, 1)
+        for image, other, value in zip(*members, strict=True)
+    )
+    header = ("group", "kind", "split", "class", "file", "similar_to", "similarity")
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(out / TABLE, header, rows)
+    kinds = Counter(group.kind for group in found.groups)
+    facts = {"images": f"{len(source):,}", "could not be read": f"{found.unreadable:,}"}
+    facts |= {f"groups {kind}": f"{kinds[kind]:,}" for kind in KINDS}
+    facts["lowest similarity of near-duplicates"] = f"{similarity:g}"
+    sections = [Section("", _STYLE + table(facts, "figures"), "")]
+    for kind, heading in KINDS.items():
+        chosen = [group for group in found.groups if group.kind == kind]
+        content = "".join(_group(group, found) for group in chosen[:SHOWN])
+        if len(chosen) > SHOWN:
+            content += note(f"{TABLE} has {len(chosen) - SHOWN:,} more.")
+        sections.append(Section(heading, content, "groups compare"))
+    write_page(out / PAGE, str(found), sections)
+
+
+def _cell(source: Source, image: int) -> str:
+    return file_cell(source.describe(image))
+
+
+def _group(group: Group, found: Duplicates) -> str:
+    figures = [
+        figure(found.source, image, ", ".join(filter(None, (*found.places[image], f"{value:.3f}"))))
+        for image, value in zip(group.images, group.similarity, strict=True)
+    ][:SIDE_BY_SIDE]
+    more = len(group.images) - len(figures)
+    return f'<div class="group">{"".join(figures)}{note(f"and {more:,} more") if more else ""}</div>'
