@@ -2,9 +2,10 @@
 
 CHECKPOINT is what load_model takes. The program takes images `[batch, height, width, channels]`, any number
 at once, float32 in [-1, 1] or with --uint8 as they are, normalises them by the model's mean and deviation,
-and gives logits `[batch, classes]` or features, float32. It
-computes in float32, whatever the model was trained in, or as --dtype says. What was written is run at two
-batch sizes, on the CPU, and compared with the model in float32.
+and gives logits `[batch, classes]` or features, float32. It computes in float32, whatever the model was
+trained in, or as --dtype says. What was written is run at two batch sizes, on the CPU, and compared with the
+model in float32. The classes' names and the preprocessing of images are in the metadata of an ONNX file, and
+in FILE.stablehlo.json next to the other.
 
     program = jax.export.deserialize(open("model.stablehlo", "rb").read())
     logits = program.call(images)       # Needs JAX alone; on a CPU, a GPU or a TPU.
@@ -44,14 +45,23 @@ def main(arguments: list[str]) -> None:
             "ONNX Runtime does not compute in bfloat16 on a CPU, where the program is compared: "
             "--dtype=float16, or a file called .stablehlo"
         )
-    if file.exists():
-        raise UserError(f"{file} exists; give another name")
+    described = file.with_name(f"{file.name}.json")
+    for path in (file, described) if file.suffix == ".stablehlo" else (file,):
+        if path.exists():
+            raise UserError(f"{path} exists; give another name")
     if not file.parent.is_dir():
         raise UserError(f"there is no folder {file.parent} for {file.name}")
 
     import jax
 
-    from vit_jax.interop.programs import as_served, difference, write_onnx, write_stablehlo
+    from vit_jax.interop.programs import (
+        as_served,
+        difference,
+        metadata_file,
+        metadata_of,
+        write_onnx,
+        write_stablehlo,
+    )
     from vit_jax.load import build_model
     from vit_jax.runs.workdir import open_any
 
@@ -68,16 +78,19 @@ def main(arguments: list[str]) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     write = write_onnx if file.suffix == ".onnx" else write_stablehlo
     try:
-        run = write(model, temporary, images, dtype)
+        run = write(model, temporary, images, dtype, metadata_of(model, dtype, checkpoint.preprocessing))
         worst = max(difference(exact, run, images, dtype, batch) for batch in BATCHES)
         if not worst <= TOLERANCES[DTYPE.value]:
             raise UserError(
                 f"the program's logits differ from the model's by {worst:.1e} of the largest, more than "
                 f"{DTYPE.value} makes of them; nothing is written"
             )
+        if file.suffix == ".stablehlo":
+            metadata_file(temporary).replace(metadata_file(file))
         temporary.replace(file)
     finally:
-        temporary.unlink(missing_ok=True)
+        for path in (temporary, metadata_file(temporary)):
+            path.unlink(missing_ok=True)
     shape = "x".join(map(str, images))
     print(
         f"{file}: {file.stat().st_size / 1e6:,.1f} MB, images [batch, {shape}] {dtype} to logits, in "

@@ -167,9 +167,9 @@ def write(file: Path, paths: list[str], features: np.ndarray) -> None:
             pyarrow.table({"path": [*map(as_text, paths)], "features": column}), temporary
         )
     else:
-        from safetensors.numpy import save_file
+        from vit_jax.interop.tensor_files import save_safetensors
 
-        save_file({"features": features}, temporary, metadata={"paths": json.dumps(paths)})
+        save_safetensors(temporary, {"features": features}, {"paths": json.dumps(paths)})
     temporary.replace(file)
 
 

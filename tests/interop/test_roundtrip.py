@@ -1,6 +1,7 @@
 """What is written is read back bit for bit, in every format."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -252,3 +253,17 @@ def test_a_folder_is_of_the_library_that_has_the_model(name, arguments, library)
 def test_a_hybrid_is_refused_as_a_vit(tmp_path):
     with pytest.raises(UserError, match="^Transformers' ViT has no resnet_blocks="):
         save(tmp_path / "out", "transformers", *described("R26+ViT-S/32", image_size=64), dict().get)
+
+
+@pytest.mark.parametrize("library", ["google", "timm", "transformers"])
+def test_written_files_have_the_mode_of_new_ones(tmp_path, library):
+    """Not that of temporary files, which nobody else may read."""
+    model = vit_jax.create_model("ViT-B/16", **VIT | dict(image_size=32))
+    place = tmp_path / ("m.npz" if library == "google" else "m")
+    before = os.umask(0o027)
+    try:
+        vit_jax.save_model(model, place, library=library, say=str)
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in [place, *place.glob("*")] if path.is_file()}
+    assert modes == {0o640} and (library == "google" or place.stat().st_mode & 0o777 == 0o750)

@@ -1,5 +1,6 @@
 """A model as a file: written by the command, run by JAX alone or by ONNX Runtime."""
 
+import json
 import subprocess
 import sys
 
@@ -62,7 +63,13 @@ def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path)
     assert "it wants of each image: the short side to 16, the centre 16x16, bilinear\n" in result.stdout
     assert "probabilities of the classes: the logits' softmax\n" in result.stdout
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
-    assert session.get_modelmeta().custom_metadata_map == {"probabilities": "softmax"}
+    metadata = session.get_modelmeta().custom_metadata_map
+    facts = {name: metadata[name] for name in ("input_range", "image_size", "resize_to", "interpolation")}
+    assert facts == dict(
+        input_range="[0, 255]", image_size="[16, 16]", resize_to="16", interpolation="bilinear"
+    )
+    assert json.loads(metadata["class_names"]) == [str(digit) for digit in range(10)]
+    assert metadata["probabilities"] == "softmax"
     for batch in (2, 5):
         images = np.random.default_rng(batch).integers(256, size=(batch, 16, 16, 3), dtype=np.uint8)
         (logits,) = session.run(None, {"images": images})
@@ -70,15 +77,15 @@ def test_onnx_gives_the_models_logits_from_uint8_images(run, finished, tmp_path)
 
 
 def test_file_that_exists_or_is_of_no_format_or_folder_is_refused(run, finished, tmp_path):
-    (tmp_path / "there.stablehlo").write_text("mine")
+    (tmp_path / "there.stablehlo.json").write_text("mine")
     for name, words in (
-        ("there.stablehlo", "exists; give another name"),
+        ("there.stablehlo", "there.stablehlo.json exists; give another name"),
         ("m.pb", ".stablehlo or .onnx"),
         ("nowhere/m.onnx", "there is no folder"),
     ):
         result = export(run, finished, tmp_path / name)
         assert result.returncode == 2 and words in result.stderr
-    assert (tmp_path / "there.stablehlo").read_text() == "mine"
+    assert (tmp_path / "there.stablehlo.json").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
 
 

@@ -1,13 +1,16 @@
 """A model as a program in one file, of images alone: StableHLO and ONNX, and whether it computes the same."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
 from vit_jax.errors import UserError
+from vit_jax.interop.preprocessing import UNSAID, Preprocessing, per_channel
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 MOST_BYTES = 2**31 - 2**20  # Of parameters in a file: protocol buffers and flatbuffers end at 2 GiB.
@@ -34,8 +37,47 @@ def any_batch(images: tuple[int, ...], dtype: np.dtype):
     return jax.ShapeDtypeStruct((batch, *images), dtype)
 
 
-def write_stablehlo(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
-    """Writes a model by jax.export and returns what runs the file."""
+def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> dict[str, Any]:
+    """Returns the facts that a server needs: how images are prepared, and the classes' names.
+
+    Args:
+      dtype: of the program's images.
+      preprocessing: the checkpoint's; None: it does not say it.
+    """
+    seen, size = preprocessing or UNSAID, model.image_size
+    smoothed = seen.interpolation not in ("bilinear", "area")
+    facts = {
+        "input_dtype": str(dtype),
+        "input_layout": "NHWC",
+        "input_range": [0, 255] if dtype == np.uint8 else [-1, 1],
+        "channels": {1: "grey", 3: "RGB"}.get(model.channels, model.channels),
+        "image_size": [*size],
+        "resize": seen.kind,
+        "resize_to": int(seen.resize(size)),
+        "crop": "center",
+        "interpolation": seen.interpolation.removesuffix("_antialias"),
+        "antialias": smoothed,
+        "preprocessing_known": preprocessing is not None,
+        "mean": per_channel(model.mean, model.channels),
+        "std": per_channel(model.deviation, model.channels),
+        "normalization": "in the program, whose input is pixels in input_range; mean and std are of [0, 1]",
+    }
+    if seen.kind == "square":  # Both sides are resized, each in this proportion to the crop.
+        facts["resize_to"] = [int(side / seen.share) for side in size]
+    if model.num_classes:
+        about = model.about
+        facts["class_names"] = [*about.class_names] if about else []
+        facts["probabilities"] = about.probabilities if about else "softmax"
+    return facts
+
+
+def write_stablehlo(
+    model, file: Path, images: tuple[int, ...], dtype: np.dtype, metadata: Mapping[str, Any] | None = None
+) -> Callable:
+    """Writes a model by jax.export and returns what runs the file.
+
+    The format has no place for metadata: they are written to `metadata_file(file)`.
+    """
     # Checked first: JAX writes for minutes before it finds out.
     if (size := sum(array.nbytes for array in jax.tree.leaves(nnx.state(model)))) > MOST_BYTES:
         raise UserError(
@@ -44,11 +86,25 @@ def write_stablehlo(model, file: Path, images: tuple[int, ...], dtype: np.dtype)
         )
     exported = jax.export.export(jax.jit(function_of(model)), platforms=PLATFORMS)(any_batch(images, dtype))
     file.write_bytes(exported.serialize())
+    if metadata:
+        text = json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
+        metadata_file(file).write_text(text, encoding="utf-8", errors="backslashreplace")
     return jax.export.deserialize(bytearray(file.read_bytes())).call
 
 
-def write_onnx(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> Callable:
-    """Writes a model by `vit_jax.interop.onnx` and returns what runs the file."""
+def metadata_file(file: Path) -> Path:
+    """Returns the path of the JSON file with the metadata of a StableHLO program."""
+    return file.with_name(f"{file.name}.json")
+
+
+def write_onnx(
+    model, file: Path, images: tuple[int, ...], dtype: np.dtype, metadata: Mapping[str, Any] | None = None
+) -> Callable:
+    """Writes a model by `vit_jax.interop.onnx` and returns what runs the file.
+
+    Metadata are its `metadata_props`, texts as they are and other values as JSON, with ONNX's own names for
+    the pixels of images added.
+    """
     try:
         import onnx
         import onnxruntime
@@ -57,12 +113,27 @@ def write_onnx(model, file: Path, images: tuple[int, ...], dtype: np.dtype) -> C
     from vit_jax.interop.onnx import convert
 
     written = convert(function_of(model), any_batch(images, dtype), ("images", "logits"), MOST_BYTES)
-    if model.num_classes and model.about:
-        onnx.helper.set_model_props(written, {"probabilities": model.about.probabilities})
+    if metadata:
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()
+        }
+        onnx.helper.set_model_props(written, texts | _onnx_pixels(model.channels, dtype))
     onnx.checker.check_model(written, full_check=True)
     file.write_bytes(written.SerializeToString())
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     return lambda batch: session.run(None, {"images": batch})[0]
+
+
+def _onnx_pixels(channels: int, dtype: np.dtype) -> dict[str, str]:
+    """ONNX's standard metadata of images; empty for images that it has no name for."""
+    formats = {1: "Gray8", 3: "Rgb8"}
+    if channels not in formats:
+        return {}
+    return {
+        "Image.BitmapPixelFormat": formats[channels],
+        "Image.ColorSpaceGamma": "SRGB",
+        "Image.NominalPixelRange": "NominalRange_0_255" if dtype == np.uint8 else "Normalized_1_1",
+    }
 
 
 def difference(model, run: Callable, images: tuple[int, ...], dtype: np.dtype, batch: int) -> float:

@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import zipfile
@@ -227,7 +228,15 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
             transpose_into(straight[name], x.T)
         else:
             straight[name][...] = x
-    save_file(straight, path, metadata={"format": "pt"})
+    save_safetensors(path, straight, {"format": "pt"})
+
+
+def save_safetensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Does what safetensors' `save_file` does, with the mode that the umask gives: others may read it."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(tensors, path, metadata=metadata)
+    path.chmod(mode)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype) -> np.ndarray:
