@@ -106,10 +106,16 @@ def other_package() -> Path | None:
     return next((folder for folder in folders if os.path.isfile(folder / "models_vit.py")), None)
 
 
-def define_config(about: str) -> flags.FlagHolder:
-    """Defines the flag `--config=FILE.py`, whose file's mistakes are one line as any other."""
+def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
+    """Defines the flag `--config=FILE.py`, whose file's mistakes are one line as any other.
+
+    Args:
+      default: the config that is read where the command line names none.
+    """
     holder = config_flags.DEFINE_config_file("config", None, about)
     flags.FLAGS["config"].parser = _ConfigFile()
+    if default and not any(re.match(r"--?config(=|$)", argument) for argument in sys.argv[1:]):
+        sys.argv.insert(1, f"--config={default}")
     return holder
 
 

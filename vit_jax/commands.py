@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("main"),
-    "finetune": Command("main", config="finetune"),
+    "finetune": Command("finetune"),
     "report": Command("report"),
     "sweep": Command("sweep"),
     "evaluate": Command("evaluate"),

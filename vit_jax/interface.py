@@ -76,6 +76,7 @@ def train(
     check(config, handed_in=objective is not None, file=file)
 
     from vit_jax.runs.caller import Caller
+    from vit_jax.runs.choices import settle
     from vit_jax.runs.loop import train as run
     from vit_jax.runs.workdir import workdir_at
     from vit_jax.training.objectives import handing_in
@@ -84,7 +85,9 @@ def train(
         with handing_in(objective):
             if objective is not None:  # After the check, which knows the names of the table alone.
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
-            return run(config, workdir_at(workdir), caller=Caller(data, model, on_log, groups))
+            folder = workdir_at(workdir)
+            config = settle(config, file, folder)
+            return run(config, folder, caller=Caller(data, model, on_log, groups))
     except UserError:
         raise
     except Exception as error:

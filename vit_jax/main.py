@@ -45,10 +45,14 @@ def main(arguments: list[str]) -> None:
             peers.agree("the config", dict(leaves(config)))
             peers.agree("the code", command.code_version())
 
+        from vit_jax.runs.choices import settle
         from vit_jax.runs.loop import train
         from vit_jax.runs.workdir import workdir_at
 
-        train(config, workdir_at(WORKDIR.value), peers, started=STARTED)
+        workdir = workdir_at(WORKDIR.value)
+        if config.auto != "none" and peers.count > 1:
+            raise UserError(f"config.auto={config.auto!r} is for one process, and there are {peers.count}")
+        train(settle(config, command.as_in_file(config), workdir), workdir, peers, started=STARTED)
 
 
 if __name__ == "__main__":

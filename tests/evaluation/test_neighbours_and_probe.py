@@ -7,7 +7,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluation import knn, probe
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.knn import knn_accuracies
-from vit_jax.evaluation.probe import linear_probe
+from vit_jax.evaluation.probe import PENALTIES, linear_head, linear_probe
 from vit_jax.parallel.mesh import make_mesh
 
 MESH = make_mesh(dict(data=None, fsdp=1, tensor=1))
@@ -119,3 +119,39 @@ def test_penalty_is_chosen_without_the_test_images():
 def test_probe_of_too_few_images_is_refused():
     with pytest.raises(UserError, match="ten training images to hold one out; there are 9"):
         linear_probe(features(9, 0), features(9, 1), CLASSES, MESH)
+
+
+def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowest_loss_held_out():
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    train, test = features(120, seed=3, noise=4.0), features(200, seed=4, noise=4.0)
+    head = linear_head(train, CLASSES, MESH, iterations=3000)
+    mean, deviation = train.values.mean(axis=0), train.values.std(axis=0)
+
+    def fitted(values, labels, penalty):
+        standard = (values - values.mean(axis=0)) / values.std(axis=0)
+        model = LogisticRegression(C=1 / (penalty * len(values)), max_iter=10_000, tol=1e-8)
+        return model.fit(standard, labels)
+
+    model = fitted(train.values, train.labels[:, 0], head.penalty)
+    expected = model.predict_proba((test.values - mean) / deviation)
+    logits = test.values @ head.kernel + head.bias
+    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(chances / chances.sum(axis=1, keepdims=True), expected, atol=0.01)
+    # In folds of another draw, no other penalty is far better.
+    losses = dict.fromkeys(PENALTIES, 0.0)
+    for held in np.array_split(np.random.default_rng(7).permutation(120), 5):
+        kept = np.setdiff1d(np.arange(120), held)
+        part = train.values[kept]
+        for penalty in PENALTIES:
+            rest = (train.values[held] - part.mean(axis=0)) / part.std(axis=0)
+            said = fitted(part, train.labels[kept, 0], penalty).predict_proba(rest)
+            losses[penalty] += log_loss(train.labels[held, 0], said, labels=range(CLASSES)) / 5
+    assert losses[head.penalty] <= min(losses.values()) * 1.1
+
+
+def test_a_linear_head_of_an_image_with_two_labels_is_refused():
+    two = Features(np.zeros((20, 3), np.float32), np.zeros((20, 2), np.int32), np.arange(20))
+    with pytest.raises(UserError, match="has 2 labels"):
+        linear_head(two, CLASSES, MESH)

@@ -15,6 +15,8 @@ from vit_jax.evaluation.least_squares import GUARD
 from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_batch
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
+FOLDS = 5
+ONE_FOLD = 10_000  # Training images from which on a single tenth is held out.
 
 
 class Probe(NamedTuple):
@@ -63,6 +65,74 @@ def linear_probe(
     return Probe(accuracy(weights, train.values, test, mesh), best, held_out)
 
 
+class LinearHead(NamedTuple):
+    """A linear classifier of features as they are.
+
+    Attributes:
+      kernel: float32 `[features, classes]`.
+      bias: float32 `[classes]`.
+      penalty: chosen on training images that are held out.
+      accuracy: on these, in cross-validation.
+    """
+
+    kernel: np.ndarray
+    bias: np.ndarray
+    penalty: float
+    accuracy: float
+
+
+def linear_head(
+    train: Features,
+    num_classes: int,
+    mesh: Mesh,
+    *,
+    penalties: Sequence[float] = PENALTIES,
+    seed: int = 0,
+    iterations: int = 300,
+) -> LinearHead:
+    """Fits the linear probe on all training images, with the penalty of the lowest loss in cross-validation.
+
+    The loss is that of `linear_probe`: of few images it chooses more steadily than the accuracy, and the
+    probabilities are not overconfident. From 10,000 images on, one tenth is held out in place of five folds.
+
+    Args:
+      penalties, seed, iterations: as of `linear_probe`.
+
+    Raises:
+      UserError: an image that has not one label.
+    """
+    labels = single_labels(train.labels, "the training images")
+    images = len(labels)
+    losses = dict.fromkeys(sorted(penalties, reverse=True), 0.0)
+    right = dict(losses)
+    folds = _folds(images, seed)
+    for held in folds:
+        kept = np.setdiff1d(np.arange(images), held)
+        part, rest = train.values[kept], Features(train.values[held], train.labels[held], held)
+        weights = np.zeros((train.values.shape[1] + 1, num_classes))
+        for penalty in right:
+            weights = fit(part, labels[kept], weights, penalty, mesh, iterations)
+            right[penalty] += accuracy(weights, part, rest, mesh) * len(held)
+            losses[penalty] += _loss(weights, part, rest, mesh) * len(held)
+    best = min(losses, key=lambda penalty: losses[penalty])  # The largest of equals.
+    weights = np.zeros((train.values.shape[1] + 1, num_classes))
+    for penalty in [penalty for penalty in right if penalty >= best]:
+        weights = fit(train.values, labels, weights, penalty, mesh, iterations)
+    mean, deviation = _statistics(train.values)
+    kernel = weights[:-1] / deviation[:, None]
+    bias = weights[-1] - mean @ kernel
+    share = right[best] / max(1, sum(map(len, folds)))
+    return LinearHead(kernel.astype(np.float32), bias.astype(np.float32), best, share)
+
+
+def _folds(images: int, seed: int) -> list[np.ndarray]:
+    """The numbers of the images that are held out, of each fit."""
+    order = np.random.default_rng(seed).permutation(images)
+    if images >= ONE_FOLD:
+        return [order[: images // 10]]
+    return [fold for fold in np.array_split(order, FOLDS) if len(fold) < images]
+
+
 def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of a tenth of so many images, drawn by the seed, and those of the others.
 
@@ -106,6 +176,14 @@ def accuracy(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh
     return int(right) / len(test.values)
 
 
+def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh) -> float:
+    """Mean cross-entropy of images with one label each; standardised as `fitted` is."""
+    mean, deviation = _statistics(fitted)
+    rows = over_devices((test.values - mean) / deviation, mesh)
+    targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
+    return float(_mean_loss(mesh)(everywhere(weights.astype(np.float32), mesh), rows, targets))
+
+
 def _statistics(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each feature, float32."""
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
@@ -137,6 +215,12 @@ def _gradient_of(mesh: Mesh):
 
     rows, copied = split_batch(mesh), replicated(mesh)
     return jax.jit(jax.value_and_grad(loss), in_shardings=(copied, rows, rows, copied), out_shardings=copied)
+
+
+@functools.cache
+def _mean_loss(mesh: Mesh):
+    rows, copied = split_batch(mesh), replicated(mesh)
+    return jax.jit(cross_entropy, in_shardings=(copied, rows, rows), out_shardings=copied)
 
 
 @functools.cache

@@ -43,7 +43,8 @@ OPTIONS = {
         number(above=0, most=1e9),
         "Length of the run, in passes over the training images.",
         fits=lambda value, config: unless(
-            value is not None or config.steps is not None, "given where config.steps is not"
+            value is not None or config.steps is not None or config.auto != "none",
+            "given where config.steps is not",
         ),
     ),
     "steps": Option(None, whole(1), "If given, the length of the run, whatever the epochs."),

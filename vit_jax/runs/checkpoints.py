@@ -32,7 +32,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from vit_jax.errors import UserError
 from vit_jax.interop.beside import Shapes
-from vit_jax.options import Option, unless, whole
+from vit_jax.options import Option, one_of, unless, whole
 from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.bucket import is_url, move, read_through
 from vit_jax.training.step import Metrics, State
@@ -61,8 +61,17 @@ OPTIONS = {
     "checkpoint.keep_best": Option(
         0,
         whole(0),
-        "How many of the best are kept too: by accuracy, else loss, on data.dev_split, else the test split.",
+        "How many of the best are kept too: by accuracy, then loss, on data.dev_split, else the test split.",
         operational=True,
+    ),
+    "checkpoint.final": Option(
+        "last",
+        one_of("last", "best"),
+        "The parameters that a run ends with: the last, or those of the best evaluation on data.dev_split.",
+        fits=lambda value, config: unless(
+            value == "last" or (config.data.dev_split is not None and config.checkpoint.keep_best > 0),
+            "'last' without a data.dev_split, and a checkpoint.keep_best above 0, to choose by",
+        ),
     ),
 }
 
@@ -141,7 +150,12 @@ class Checkpoints:
     @property
     def best(self) -> int | None:
         """Step of the best figures, the newest of several."""
-        return max(self.figures, key=lambda step: (_score(self.figures[step]), step), default=None)
+        return self.best_with({})
+
+    def best_with(self, more: dict[int, dict[str, float]]) -> int | None:
+        """Step of the best figures, the newest of several, among those that were saved and more of them."""
+        figures = self.figures | more
+        return max(figures, key=lambda step: (_score(figures[step]), step), default=None)
 
     @property
     def last_good(self) -> str:
@@ -150,23 +164,27 @@ class Checkpoints:
             return f"no checkpoint is in {self.folder} yet"
         return f"the last good checkpoint is {self.folder / str(self.latest)}"
 
-    def save(self, step: int, items: dict, figures: dict[str, float] | None = None) -> None:
+    def save(
+        self, step: int, items: dict, figures: dict[str, float] | None = None, overwrite: bool = False
+    ) -> None:
         """Copies the items from the devices, and writes them while training goes on.
 
         Args:
           figures: of an evaluation at this step.
+          overwrite: in place of a checkpoint of this step, if there is one, which else stays.
 
         Raises:
           UserError: no space left, now or in the writing of the one before.
         """
         self.wait()
-        if self.latest == step:
+        if self.latest == step and not overwrite:
             return
         with self._named_errors():
             self._check_space(items)
             self._saving = self._checkpointer.save_checkpointables_async(
                 step,
                 dict(items),  # Orbax adds the metrics to it.
+                overwrite=overwrite,
                 metrics=figures,
                 custom_metadata={
                     "checksums": _checksums(items),
@@ -481,8 +499,11 @@ def _not_of_orbax(record: LogRecord) -> bool:
 
 
 def _score(figures: dict[str, float]) -> float:
-    """Higher is better; a run has all its figures of one kind."""
-    score = figures.get("accuracy", -figures.get("loss", math.inf))
+    """Higher is better; a run has all its figures of one kind. Of one accuracy, the lower loss is better."""
+    loss = figures.get("loss", math.inf)
+    score = -loss
+    if "accuracy" in figures:  # Its steps are 1 / images.
+        score = figures["accuracy"] - min(loss, 100.0) / (1000 * max(1.0, figures.get("images", 1e9)))
     return -math.inf if math.isnan(score) else score
 
 

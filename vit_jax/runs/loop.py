@@ -30,9 +30,10 @@ from vit_jax.runs.goodput import Ledger, read_rows
 from vit_jax.runs.memory_check import MemoryCheck
 from vit_jax.runs.periodic_evaluation import Figures, PeriodicEvaluation, in_words
 from vit_jax.runs.preemption import StopSignal
+from vit_jax.runs.probe_head import with_probe_head
 from vit_jax.runs.profiler_trace import Trace, named_steps
 from vit_jax.runs.run_summary import describe
-from vit_jax.runs.splits import notes
+from vit_jax.runs.splits import SPOKEN, notes
 from vit_jax.runs.trackers import deliveries
 from vit_jax.runs.training_log import TrainLog
 from vit_jax.runs.warm_start import fingerprint_of
@@ -221,6 +222,8 @@ class Run:
     def turns(self) -> Figures | None:
         """Trains to the last step; returns its evaluation, or None where a signal stopped the run before."""
         figures = self._first_figures()
+        if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
+            return figures
         self.watchdog.begins("compiling and making the first step")
         if self.first_step < self.steps:
             self.compiling.enter_context(waiting("compiling the step", self.console.status))
@@ -240,13 +243,16 @@ class Run:
 
             self._log(step, logging)
             self._check(step, logging, evaluating or saving)
-            figures = self._evaluate(step) if evaluating else None
+            figures = self._evaluate(step, last) if evaluating else None
+            over = figures is not None and (last or "kept" in figures)
             stopping = stopping or (evaluating and figures is None)
             if saving or stopping:
                 self._save(step, figures)
             self.ledger.enter("train")
             self.watchdog.done(f"step {step}")
-            if stopping and not (last and figures):
+            if over:
+                return figures
+            if stopping:
                 self._say_stopped(step)
                 return None
         return figures
@@ -277,6 +283,9 @@ class Run:
             return step
         self.watchdog.begins("making the first parameters")
         params, objective, remembered = origin.read(), origin.read_objective(), origin.read_memory()
+        if self.config.finetune.head == "probe":
+            self.watchdog.begins("fitting the linear probe")
+            params = with_probe_head(self.parts, params, self.console.say)
         if peers.count > 1:
             leaves = jax.tree.leaves_with_path(
                 {"params": params, "objective": objective, "memory": remembered}
@@ -289,12 +298,16 @@ class Run:
 
     def _first_figures(self) -> Figures | None:
         """The evaluation of the step that the run goes on from, made now where a signal had cut it off."""
-        step = self.first_step
+        step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
-        due = step >= self.steps or step % self.config.evaluate_every == 0
-        if figures is None and step and due:
-            figures = self._evaluate(step)
-            self.ledger.enter("start")
+        if step == 0 and figures is None and self.config.finetune.head == "probe":
+            if (figures := self._evaluate_probe()) is not None:
+                self._save(step, figures)
+        elif figures is None and step and (last or step % self.config.evaluate_every == 0):
+            figures = self._evaluate(step, last)
+            if figures and "kept" in figures:
+                self._save(step, figures, overwrite=True)
+        self.ledger.enter("start")
         return figures
 
     def _first_step_done(self, step: int) -> None:
@@ -321,18 +334,56 @@ class Run:
             self.log.flush()
             self.log.check(step, self.metrics)
 
-    def _evaluate(self, step: int) -> Figures | None:
-        """The evaluation of the newest parameters; None where a signal came before its end."""
+    def _evaluate(self, step: int, last: bool) -> Figures | None:
+        """The evaluation of the newest parameters; None where a signal came before its end.
 
-        def go_on() -> bool:
-            self.watchdog.done("a batch of the evaluation")
-            return not self.stop.reached()
-
+        With `checkpoint.final='best'`, a run that ends here takes the best parameters: `kept` says whose.
+        """
         self.ledger.enter("evaluate")
         self.watchdog.begins("evaluating")
-        return self.evaluation(step, self.state, go_on)
+        if self.config.checkpoint.final == "last":
+            return self.evaluation(step, self.state, self._go_on)
+        chosen_by = self.evaluation.chosen_by
+        figures = self.evaluation(step, self.state, self._go_on, (chosen_by,), last=False)
+        if figures is None:
+            return None
+        saved = self.evaluation.saved(figures)
+        best = self.checkpoints.best_with({step: saved})
+        patience = self.config.early_stopping
+        stops_early = patience is not None and step - best >= patience * self.config.evaluate_every
+        if not (last or stops_early):
+            return figures
+        state = self.state
+        if best != step:
+            self.checkpoints.wait()
+            items = {key: item for key, item in as_items(state, self.metrics).items() if key != "optimizer"}
+            self.console.say(
+                f"kept: the parameters of step {best}, the best on the {SPOKEN[chosen_by]} images"
+                + (f"; none was better in {patience} evaluations" if stops_early else "")
+            )
+            best_items = self.checkpoints.restore(best, items)
+            run = {key: state[key] for key in ("step", "skipped")} | {"metrics": self.metrics}
+            state, _ = from_items(best_items | {"optimizer": state["optimizer"], "run": run})
+            state["frozen"] = self.state["frozen"]
+            figures = self.evaluation.restored(self.checkpoints.figures[best])
+        tested = self.evaluation(step, state, self._go_on, ("test",), last=True)
+        if tested is None:
+            return None
+        self.state = state
+        return {chosen_by: figures[chosen_by], "kept": {"step": best}} | tested
 
-    def _save(self, step: int, figures: Figures | None) -> None:
+    def _evaluate_probe(self) -> Figures | None:
+        """The evaluation of the first parameters, whose head is a linear probe's: dev and test images."""
+        self.ledger.enter("evaluate")
+        self.watchdog.begins("evaluating the linear probe")
+        splits = dict.fromkeys((self.evaluation.chosen_by, "test"))
+        return self.evaluation(0, self.state, self._go_on, [*splits], last=False)
+
+    def _go_on(self) -> bool:
+        self.watchdog.done("a batch of the evaluation")
+        return not self.stop.reached()
+
+    def _save(self, step: int, figures: Figures | None, overwrite: bool = False) -> None:
         self.ledger.enter("save")
         self.watchdog.begins("saving")
         if self.lock:  # An evaluation takes its time.
@@ -340,13 +391,14 @@ class Run:
         if self.upload:  # The rows up to here, which the run that goes on from it keeps.
             self.upload.flush()
         saved = figures and self.evaluation.saved(figures)
-        self.checkpoints.save(step, as_items(self.state, self.metrics), saved)
+        self.checkpoints.save(step, as_items(self.state, self.metrics), saved, overwrite)
 
     def _say_stopped(self, step: int) -> None:
         self.checkpoints.wait()
         self.log.account(step)
         folder = self.checkpoints.folder / str(step)
-        self.console.say(f"stopped; saved {folder}; the same command goes on from there")
+        again = f"with --workdir={shown(self.evaluation.workdir)} it goes on from there"
+        self.console.say(f"stopped; saved {folder}; started again {again}")
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
 """The evaluations of a run while it trains and at its end: their figures, lines, pictures and report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 
 from vit_jax.evaluation.in_training import in_lines
-from vit_jax.options import Option, unless, whole
+from vit_jax.options import Option, only_with, unless, whole
 from vit_jax.runs.assemble import Parts, evaluation_pictures
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
@@ -30,6 +30,12 @@ OPTIONS = {
             f"a multiple of checkpoint.every = {config.checkpoint.every} for checkpoint.keep_best",
         ),
     ),
+    "early_stopping": Option(
+        None,
+        whole(1),
+        "Evaluations in a row without a better one, after which the run ends; None: after its steps.",
+        needs=only_with("checkpoint.final", "best"),
+    ),
 }
 
 
@@ -50,23 +56,37 @@ class PeriodicEvaluation:
         warn: Callable[[str], None],
     ):
         config, program = parts.config, parts.program
-        self._parts, self._workdir, self._console, self._writer = parts, workdir, console, writer
+        self._parts, self.workdir, self._console, self._writer = parts, workdir, console, writer
         self._chosen_by = parts.splits.chosen_by
         self._evaluate = Evaluator(program, parts.splits.named, config, warn, evaluation_pictures(config))
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
         self._suites = parts.suites
         self._suites.attach(program.graphdef, shardings, warn)
 
-    def __call__(self, step: int, state: State, go_on: Callable[[], bool]) -> Figures | None:
+    @property
+    def chosen_by(self) -> str:
+        """The name of the split that chooses among checkpoints."""
+        return self._chosen_by
+
+    def __call__(
+        self,
+        step: int,
+        state: State,
+        go_on: Callable[[], bool],
+        splits: Sequence[str] = (),
+        last: bool | None = None,
+    ) -> Figures | None:
         """The figures after so many steps, written and said.
 
         Args:
           go_on: asked before each batch; None is returned when it says no, and nothing is written.
+          splits: to evaluate; none: the one that chooses, and at the end the test images.
+          last: this is the run's last evaluation; None: by the step.
         """
-        last = step == self._parts.steps
+        last = step == self._parts.steps if last is None else last
         judged = self._parts.program.judged(state)
         figures = {}
-        for split in dict.fromkeys([self._chosen_by] + ["test"] * last):
+        for split in splits or dict.fromkeys([self._chosen_by] + ["test"] * last):
             if (of_split := self._evaluate(split, judged, go_on)) is None:
                 return None
             figures[split] = of_split
@@ -78,7 +98,7 @@ class PeriodicEvaluation:
         if self._writer:
             self._writer.write(step, by_name(figures, "/") | row)
             if predictions := self._evaluate.predictions(split, step):
-                keep(self._workdir, predictions)
+                keep(self.workdir, predictions)
         if self._evaluate.draws:
             self._draw(step, judged)
         return figures
@@ -95,14 +115,14 @@ class PeriodicEvaluation:
         seen = attention_figures(program.graphdef, params, program.mesh, self._evaluate.images())
 
         def write() -> Path:
-            folder = self._workdir / SEEN_FOLDER
+            folder = self.workdir / SEEN_FOLDER
             if seen:
                 folder.mkdir(exist_ok=True)
             for name, content in seen.items():
                 (folder / name).write_bytes(content)
                 if self._writer and name.endswith(".png"):
                     self._writer.picture(self._parts.steps, f"seen/{name.removesuffix('.png')}", content)
-            return write_report(self._workdir)
+            return write_report(self.workdir)
 
         return write
 
@@ -124,14 +144,14 @@ class PeriodicEvaluation:
         images = self._evaluate.pictures(self._chosen_by, judged)
         if jax.process_index() != 0:
             return
-        file = self._workdir / RECONSTRUCTIONS / f"{step}.png"
+        file = self.workdir / RECONSTRUCTIONS / f"{step}.png"
         file.parent.mkdir(exist_ok=True)
         picture = reconstruction_picture(images)
         file.write_bytes(picture)
         if self._writer:
             self._writer.picture(step, RECONSTRUCTIONS, picture)
         if step < self._parts.steps:
-            write_report(self._workdir)
+            write_report(self.workdir)
 
 
 def by_name(figures: Figures, between: str) -> dict[str, float]:

@@ -57,7 +57,8 @@ class TrainLog:
         self._pending = None
         self._skipped = skipped
         self._begun = self._logged = None
-        self._suspicion = Suspicion(classes)
+        # A head that is a linear probe's may well have no loss from the first step on.
+        self._suspicion = None if config.finetune.head == "probe" else Suspicion(classes)
 
     def begin(self, step: int) -> None:
         """Begins to count speed, now that the program is compiled."""
@@ -130,7 +131,8 @@ class TrainLog:
         if not self._warned and (warning := self._objective.warning(means, step)):
             self._console.say(f"warning: {warning}")
             self._warned = True
-        if self._begun[0] == 1 and (remark := self._suspicion.remark(means, step * self._batch_size)):
+        first = self._suspicion is not None and self._begun[0] == 1
+        if first and (remark := self._suspicion.remark(means, step * self._batch_size)):
             self._console.say(f"warning: {remark}")
         if self._writer:
             self._writer.write(step, row)

@@ -27,7 +27,7 @@ from vit_jax.interop.checkpoint import (
 from vit_jax.interop.library import REGULARISATION
 from vit_jax.models import family_of, model_factory, parse_name
 from vit_jax.models.image_model import ImageModel
-from vit_jax.options import Option, one_of, only_with, text
+from vit_jax.options import Option, one_of, only_with, text, unless
 from vit_jax.parallel.sharding import path_name
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.objectives import OBJECTIVES, abstract_objective, objective_of
@@ -39,9 +39,13 @@ OPTIONS = {
     ),
     "finetune.head": Option(
         "new",
-        one_of("new", "kept"),
-        "New, zeros, or the checkpoint's, its classes matched by name.",
+        one_of("new", "kept", "probe"),
+        "New, zeros; the checkpoint's, its classes matched by name; or that of a linear probe (LP-FT).",
         needs=only_with("finetune.checkpoint"),
+        fits=lambda value, config: unless(
+            value != "probe" or (config.objective.name == "classification" and config.loss.name == "softmax"),
+            "new or kept, unless objective.name='classification' and loss.name='softmax'",
+        ),
     ),
     "finetune.objective": Option(
         "kept",
@@ -147,7 +151,7 @@ def find_origin(
     wanted = loose | wanted
     defaults = {name: value for name, value in _training_defaults(checkpoint.model).items() if name in own}
     wanted = defaults | wanted
-    arguments, sources, done = fit(checkpoint, wanted, new_head=values.head == "new", seed=config.seed)
+    arguments, sources, done = fit(checkpoint, wanted, new_head=values.head != "kept", seed=config.seed)
     found = [checkpoint.describe(), *done.describe()]
     if left := [name for name in sorted(REGULARISATION & own.keys()) if arguments[name] != own[name]]:
         was = ", ".join(f"{name}={own[name]}" for name in left)

@@ -136,7 +136,10 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
     Raises:
       UserError: it is of another config or of something else that was handed in, or holds other files.
     """
-    if saved := saved_run(workdir):
+    saved = saved_run(workdir)
+    if saved and not steps_made(workdir):
+        return None  # It may begin with other values.
+    if saved:
         if differing := configs.differences(configs.to_json(saved.config), config):
             of_length = {line.partition(":")[0] for line in differing} <= LENGTH
             if not of_length or manifest["steps"] < saved.manifest["steps"] or _sees_length(config):
@@ -196,6 +199,12 @@ def steps_of(workdir: Path, config: ConfigDict) -> int | None:
     if saved is None or any(saved.config[name] != config[name] for name in LENGTH):
         return None
     return saved.manifest["steps"]
+
+
+def steps_made(workdir: Path) -> bool:
+    """Returns True if the run in a workdir has a checkpoint."""
+    folder = checkpoints_of(workdir)
+    return folder.is_dir() and any(entry.name.isdecimal() for entry in folder.iterdir())
 
 
 def _check_same(workdir: Path, saved: dict, given: dict) -> None:

@@ -1,0 +1,112 @@
+"""`vit-jax finetune PHOTOS`: one command from a folder to a model that is no worse than its linear probe."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import vit_jax
+from tests.system.conftest import parameters
+
+MODULE = "vit_jax.finetune"
+FEW = (
+    "--config.data.workers=0",
+    "--config.batch_size=32",
+    "--config.steps=24",
+    "--config.evaluate_every=4",
+    "--config.checkpoint.every=4",
+)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of a folder for each digit."""
+    root = tmp_path_factory.mktemp("photos") / "digits"
+    images, labels = load_digits(return_X_y=True)
+    for number, (image, label) in enumerate(zip(images[:400], labels[:400], strict=True)):
+        (root / str(label)).mkdir(parents=True, exist_ok=True)
+        pixels = (image.reshape(8, 8) * 255 / 16).astype(np.uint8)
+        Image.fromarray(pixels).save(root / str(label) / f"{number:03}.png")
+    return root
+
+
+def rows(workdir) -> list[dict]:
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tuned(run, finished, photos, tmp_path_factory):
+    """The workdir of a whole run, and what it printed."""
+    workdir = tmp_path_factory.mktemp("tuned") / "run"
+    arguments = (photos, f"--from={finished}", f"--workdir={workdir}", *FEW)
+    result = run(*arguments, module=MODULE)
+    assert result.returncode == 0, result.stderr
+    return workdir, result.stdout, arguments
+
+
+def test_every_choice_is_said_with_its_flag(tuned):
+    _, printed, _ = tuned
+    for words in (
+        "--config.data.source='folder'",
+        "10 folders of classes",
+        "--config.data.flip=False",
+        "the classes are letters or digits",
+        "linear probe: fitted on 280 training images",
+    ):
+        assert words in printed
+
+
+def test_what_is_kept_is_the_best_on_the_dev_images_of_the_probe_and_all_later_steps(tuned):
+    workdir, printed, _ = tuned
+    dev = {row["step"]: row["dev/accuracy"] for row in rows(workdir) if "dev/accuracy" in row}
+    assert [*dev] == [*range(0, max(dev) + 1, 4)] and len(dev) > 2
+    (last,) = [row for row in rows(workdir) if "test/accuracy" in row and row["step"] > 0]
+    kept = json.loads((workdir / "checkpoints" / str(last["step"]) / "metrics" / "metrics").read_text())
+    assert dev[kept["kept/step"]] == max(dev.values()) == kept["accuracy"]
+    model = vit_jax.load_model(workdir)
+    assert model.num_classes == 10
+    (first,) = [row for row in rows(workdir) if "test/accuracy" in row and row["step"] == 0]
+    assert first["test/accuracy"] > 0.3  # The probe, of features that were trained on digits.
+
+
+def test_a_run_that_has_ended_only_reports(run, tuned):
+    workdir, _, arguments = tuned
+    before, lines = parameters(workdir), len(rows(workdir))
+    result = run(*arguments, module=MODULE)
+    assert result.returncode == 0, result.stderr
+    assert "compiling the step" not in result.stdout
+    for old, new in zip(before, parameters(workdir), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert len(rows(workdir)) == lines
+
+
+def test_a_killed_run_ends_with_the_same_bits(run, tuned, tmp_path):
+    workdir, _, (photos, start, _, *few) = tuned
+    again = tmp_path / "again"
+    arguments = (photos, start, f"--workdir={again}", *few)
+    eighth = again / "checkpoints" / "8"
+    run.killed(*arguments, workdir=again, when=eighth.exists, module=MODULE)
+    result = run(*arguments, module=MODULE)
+    assert result.returncode == 0, result.stderr
+    for one, other in zip(parameters(workdir), parameters(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_stops_early_where_nothing_gets_better(run, finished, photos, tmp_path):
+    options = ("--config.optimizer.learning_rate=0.3", "--config.early_stopping=2")
+    workdir = tmp_path / "run"
+    result = run(photos, f"--from={finished}", f"--workdir={workdir}", *FEW, *options, module=MODULE)
+    assert result.returncode == 0, result.stderr
+    assert "none was better in 2 evaluations" in result.stdout
+    assert max(row["step"] for row in rows(workdir)) < 24
+
+
+def test_main_makes_the_same_run(run, tuned, finished, photos, tmp_path):
+    workdir = tmp_path / "run"
+    arguments = (f"--config.data.path={photos}", f"--config.finetune.checkpoint={finished}", *FEW)
+    result = run("--config=configs/my_images.py", *arguments, f"--workdir={workdir}")
+    assert result.returncode == 0, result.stderr
+    for one, other in zip(parameters(tuned[0]), parameters(workdir), strict=True):
+        np.testing.assert_array_equal(one, other)

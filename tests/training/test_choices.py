@@ -1,0 +1,189 @@
+"""Values of a fine-tuning that are chosen: the data set at a path, its splits and groups, and refusals."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.command import as_in_file, read_config
+from vit_jax.config import leaves
+from vit_jax.data.sources import open_source
+from vit_jax.errors import UserError
+from vit_jax.runs.choices import next_workdir, settle
+from vit_jax.runs.choices.data_at import data_at, find_groups
+from vit_jax.runs.choices.image_sizes import short_sides
+
+
+def photographs(root, counts: dict[str, int], name="{:03}.png", size=(20, 24)):
+    """Small images in a folder for each class."""
+    rng = np.random.default_rng(0)
+    for folder, count in counts.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = rng.integers(256, size=(*size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / folder / name.format(number))
+    return root
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A folder of timm with a small ViT for images of 32 pixels."""
+    import vit_jax
+
+    model = vit_jax.create_model(
+        "ViT-Ti/16", patch_size=8, dim=16, depth=1, hidden=32, heads=2, image_size=32, num_classes=5
+    )
+    folder = tmp_path_factory.mktemp("checkpoint") / "vit"
+    vit_jax.save_model(model, folder, library="timm")
+    return folder
+
+
+def chosen(path, checkpoint, said=None, **changes) -> dict:
+    """The values that are chosen for a data set."""
+    config = read_config("my_images")
+    file = as_in_file(config)
+    named = {"data.path": str(path), "finetune.checkpoint": str(checkpoint)}
+    config.update_from_flattened_dict(named | changes)
+    lines = [] if said is None else said
+    return dict(leaves(settle(config, file, path.parent / "none", lines.append)))
+
+
+def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
+    said = []
+    values = chosen(photographs(tmp_path / "pets", {"cat": 60, "dog": 40}), checkpoint, said)
+    assert values["data.source"] == "folder"
+    assert (values["data.train_split"], values["data.dev_split"]) == ("all[:70%]", "all[70%:85%]")
+    assert values["data.test_split"] == "all[85%:]"
+    assert values["finetune.head"] == "probe" and values["checkpoint.final"] == "best"
+    assert values["batch_size"] == 16 and values["data.image_size"] == 32
+    assert any("--config.data.image_size=32" in line and "20 pixels" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    "folders, splits",
+    [
+        (("train", "val", "test"), ("train", "val", "test")),
+        (("Training", "validation"), ("train[:85%]", "train[85%:]", "validation")),
+        (("train", "test"), ("train[:85%]", "train[85%:]", "test")),
+        (("train",), ("train[:70%]", "train[70%:85%]", "train[85%:]")),
+    ],
+)
+def test_splits_that_there_are_stay(tmp_path, checkpoint, folders, splits):
+    for folder in folders:
+        photographs(tmp_path / "pets" / folder, {"cat": 20, "dog": 20})
+    values = chosen(tmp_path / "pets", checkpoint)
+    assert tuple(values[f"data.{name}_split"] for name in ("train", "dev", "test")) == splits
+
+
+def test_values_of_the_user_win(tmp_path, checkpoint):
+    folder = photographs(tmp_path / "pets", {"cat": 20, "dog": 20})
+    said = []
+    values = chosen(folder, checkpoint, said, batch_size=4, steps=5, **{"data.image_size": 16})
+    assert (values["batch_size"], values["steps"], values["data.image_size"]) == (4, 5, 16)
+    assert any("--config.steps" in line and line.endswith("yours") for line in said)
+
+
+def test_a_csv_is_recognised_alone_and_in_its_folder(tmp_path, checkpoint):
+    folder = photographs(tmp_path / "cells", {"images": 30})
+    rows = "".join(f"images/{k:03}.png,{'good' if k % 3 else 'bad'}\n" for k in range(30))
+    (folder / "cells.csv").write_text(f"file,label\n{rows}")
+    for path in (folder / "cells.csv", folder):
+        values = chosen(path, checkpoint)
+        assert values["data.source"] == "csv" and values["data.train_split"] == "all[:60%]"
+        assert values["data.path"] == str(folder / "cells.csv")
+
+
+def test_names_that_show_groups_keep_them_in_one_split(tmp_path, checkpoint):
+    folder = tmp_path / "views"
+    for cup in range(12):
+        photographs(folder, {"cup" if cup % 2 else "jar": 4}, name=f"thing{cup}_view{{}}.png")
+    said = []
+    values = chosen(folder, checkpoint, said)
+    assert any("12 groups" in line for line in said)
+    parts = []
+    for split in ("train", "dev", "test"):
+        source = open_source(
+            "folder", values[f"data.{split}_split"], path=str(folder), groups=values["data.groups"]
+        )
+        parts.append({name.split("_")[0] for name, _ in source.stored_files()})
+    assert sum(map(len, parts)) == 12 and len(set.union(*parts)) == 12
+
+
+@pytest.mark.parametrize(
+    "names, groups",
+    [
+        ([f"a/patient{k // 5}_{k}.png" for k in range(40)], 8),
+        ([f"a/IMG_{k:04}.jpg" for k in range(40)], None),
+        ([f"a/cat.{k}.jpg" for k in range(40)], None),
+        ([f"a/{k // 4}-crop{k % 4}.jpg" for k in range(40)], 10),
+        ([f"a/{k}-crop0.jpg" for k in range(40)], None),
+    ],
+)
+def test_groups_are_seen_in_names_that_say_so_alone(names, groups):
+    found = find_groups(None, names)
+    assert (found and found[1]) == groups
+
+
+def test_letters_are_not_mirrored(tmp_path, checkpoint):
+    letters = chosen(photographs(tmp_path / "letters", {"b": 10, "d": 10, "p": 10}), checkpoint)
+    digits = chosen(photographs(tmp_path / "digits", {str(k): 3 for k in range(10)}), checkpoint)
+    animals = chosen(photographs(tmp_path / "animals", {"bat": 10, "dog": 10}), checkpoint)
+    assert (letters["data.flip"], digits["data.flip"], animals["data.flip"]) == (False, False, True)
+
+
+def test_a_shorter_time_makes_fewer_steps(tmp_path, checkpoint, monkeypatch):
+    from vit_jax.runs.choices import finetuning
+
+    monkeypatch.setattr(finetuning, "flops_per_second", lambda: 1e7)
+    folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
+    long, short = (chosen(folder, checkpoint, minutes=minutes)["steps"] for minutes in (1000.0, 0.8))
+    assert short < long
+
+
+@pytest.mark.parametrize(
+    "counts, message",
+    [
+        (
+            {"cat": 30, "dog": 30, "fox": 1},
+            r"1 image of the class fox.*data.classes=\"\('cat', 'dog'\)\"",
+        ),
+        ({"cat": 1, "dog": 1}, "2 images in all"),
+    ],
+)
+def test_too_few_images_are_refused(tmp_path, checkpoint, counts, message):
+    with pytest.raises(UserError, match=message):
+        chosen(photographs(tmp_path / "pets", counts), checkpoint)
+
+
+def test_what_cannot_be_recognised_says_what_to_give(tmp_path):
+    loose = photographs(tmp_path, {"loose": 3}) / "loose"
+    for path, message in (
+        (tmp_path / "nothing", "there is no .*: give a folder"),
+        (loose, "has 3 images and no folders of classes: .*; without labels, vit-jax pretrain"),
+        (loose / "000.png", "is no folder and no CSV"),
+    ):
+        with pytest.raises(UserError, match=message):
+            data_at(str(path))
+
+
+def test_without_a_checkpoint_and_network_it_says_what_to_give(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    config = read_config("my_images")
+    file = as_in_file(config)
+    config.data.path = str(photographs(tmp_path / "pets", {"cat": 20, "dog": 20}))
+    with pytest.raises(UserError, match=r"the default cannot be fetched .*give --from=CHECKPOINT"):
+        settle(config, file, tmp_path / "none", str)
+
+
+def test_sides_of_images_are_read_from_their_headers(tmp_path):
+    photographs(tmp_path / "pets", {"cat": 2, "dog": 2}, size=(20, 24))
+    photographs(tmp_path / "pets", {"fox": 1}, size=(90, 30))
+    assert short_sides(open_source("folder", "all", path=str(tmp_path / "pets"))) == "20 to 30 pixels"
+
+
+def test_a_run_has_the_first_free_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert next_workdir("/data/my pets/") == "runs/my_pets-1"
+    (tmp_path / "runs" / "my_pets-1").mkdir(parents=True)
+    assert next_workdir("/data/my pets") == "runs/my_pets-2"
+    assert next_workdir("tfds:cifar100") == "runs/cifar100-1"
+    assert next_workdir("cells/cells.csv") == "runs/cells-1"

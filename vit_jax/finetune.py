@@ -1,0 +1,58 @@
+"""Fine-tunes a trained model on images of your own: vit-jax finetune PHOTOS
+
+PHOTOS is a folder with a folder of images for each class, or with the splits train, val and test of such
+folders; a CSV with the columns file and label; a prepared TFDS data set; or tfds:NAME. Splits, image size,
+batch, length, learning rate and the rest are chosen by the data, the checkpoint and the device, and printed
+with their reasons.
+
+The model starts as the linear probe on its own features, all layers are trained, and what is best on held-out
+images is kept. The report is report.html in the workdir.
+"""
+
+import time
+
+STARTED = time.time()
+
+from absl import flags  # noqa: E402
+
+from vit_jax import command  # noqa: E402
+from vit_jax.config import check  # noqa: E402
+from vit_jax.errors import UserError  # noqa: E402
+
+CONFIG = command.define_config("The recipe.", "my_images")
+FROM = flags.DEFINE_string(
+    "from", None, "The checkpoint: a folder, a file, a workdir or hf://owner/name; by default DINOv2."
+)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where the run is kept; by default runs/NAME-1, runs/NAME-2, ..."
+)
+GROUP = flags.DEFINE_string(
+    "group",
+    None,
+    "Keeps images of a group in one split: a regular expression of the path, or a CSV's column.",
+)
+MINUTES = flags.DEFINE_float("minutes", None, "The time that it may take, about; by default 10 on CPUs.")
+
+
+def main(arguments: list[str]) -> None:
+    config = CONFIG.value
+    if len(arguments) > 1:
+        raise UserError(f"unexpected argument {arguments[1]!r}: give one folder, CSV or data set")
+    short = {"finetune.checkpoint": FROM.value, "data.groups": GROUP.value, "minutes": MINUTES.value}
+    short["data.path"] = arguments[0] if arguments else None
+    config.update_from_flattened_dict({key: value for key, value in short.items() if value is not None})
+    if not config.data.path and config.data.source in ("digits", "folder"):
+        raise UserError("name the images: vit-jax finetune PHOTOS")
+    command.use_compilation_cache()
+    check(config, file=command.as_in_file(config))
+
+    from vit_jax.runs.choices import next_workdir, settle
+    from vit_jax.runs.loop import train
+    from vit_jax.runs.workdir import workdir_at
+
+    workdir = workdir_at(WORKDIR.value or next_workdir(config.data.path))
+    train(settle(config, command.as_in_file(config), workdir), workdir, started=STARTED)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,84 @@
+"""Values that a config leaves open, chosen by data, checkpoint and device, and printed with their reasons.
+
+Each job is a file of this folder with a function `choose(config, given)`; `auto` names it.
+"""
+
+import itertools
+import os
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import check, leaves
+from vit_jax.errors import UserError
+from vit_jax.options import Option, number, one_of, only_with
+from vit_jax.runs.bucket import shown
+from vit_jax.runs.choices.choice import in_words
+from vit_jax.runs.choices.data_at import data_at
+from vit_jax.runs.workdir import saved_run, steps_made
+
+JOBS = {"finetune": "finetuning", "pretrain": "pretraining"}
+
+OPTIONS = {
+    "auto": Option(
+        "none",
+        one_of("none", "finetune", "pretrain"),
+        "Chooses the values that the config's file and the user leave open, for this job.",
+        smoke="none",
+    ),
+    "minutes": Option(
+        None,
+        number(above=0),
+        "The time of the run by which auto chooses its length; None: 10 on CPUs.",
+        needs=only_with("auto", "finetune", "pretrain"),
+    ),
+}
+
+
+def settle(
+    config: ConfigDict, file: ConfigDict | None, workdir: Path, say: Callable[[str], None] = print
+) -> ConfigDict:
+    """Returns the config with the values that `auto` chooses; a run that has begun keeps its own.
+
+    Args:
+      config: checked.
+      file: the config before the user changed values; None: no value is the user's.
+      workdir: of the run.
+      say: is told of each choice.
+
+    Raises:
+      UserError: nothing can be chosen: no data, no checkpoint, too few images.
+    """
+    if config.auto == "none":
+        return config
+    before = {} if file is None else dict(leaves(file))
+    given = {key: value for key, value in leaves(config) if key in before and before[key] != value}
+    config = config.copy_and_resolve_references().unlock()
+    if (saved := saved_run(workdir)) and steps_made(workdir):
+        values = dict(leaves(saved.config)) | given
+        if "data.path" in given and "data.source" not in given:
+            values["data.path"] = data_at(given["data.path"]).path
+    else:
+        choices = import_module(f"{__name__}.{JOBS[config.auto]}").choose(config, given.keys())
+        say(f"chosen for {shown(workdir)}; a flag changes each:")
+        for line in in_words(choices, given):
+            say(line)
+        values = {one.key: one.value for one in choices if one.key not in {*given} - {"data.path"}}
+    config.update_from_flattened_dict(values)
+    config.lock()
+    try:
+        check(config)
+    except UserError as error:
+        raise UserError(f"{error} (of the values that auto={config.auto!r} chose and those given)") from error
+    return config
+
+
+def next_workdir(path: str) -> str:
+    """Returns `runs/NAME-N` for a data set at a path, with the first N that is free."""
+    last = os.path.basename(path.rstrip("/")).removesuffix(".csv").rpartition(":")[2]
+    name = re.sub(r"[^\w.-]+", "_", last) or "images"
+    number = next(number for number in itertools.count(1) if not os.path.exists(f"runs/{name}-{number}"))
+    return f"runs/{name}-{number}"

@@ -1,0 +1,34 @@
+"""A value that a job chooses by itself, with its reason."""
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+
+class Choice(NamedTuple):
+    """A value of the config that was chosen.
+
+    Attributes:
+      key: of the config, dotted.
+      value: of the option.
+      reason: what it follows from, in a few words.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+    @property
+    def flag(self) -> str:
+        """The flag that gives this value on the command line."""
+        return f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
+
+
+def in_words(choices: Iterable[Choice], given: Collection[str]) -> list[str]:
+    """Returns a line for each choice: its flag and its reason.
+
+    Args:
+      given: keys whose values are the user's.
+    """
+    rows = [(choice.flag, "yours" if choice.key in given else choice.reason) for choice in choices]
+    width = min(48, max((len(flag) for flag, _ in rows), default=0))
+    return [f"  {flag:<{width}}  {reason}" for flag, reason in rows]

@@ -1,0 +1,331 @@
+"""The values of a fine-tuning on a data set of one's own: splits, size, length, rate, each with its reason.
+
+The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe, all layers are then trained with
+AdamW at a low rate that falls from layer to layer, and what is best on the dev split is kept, if need be the
+probe.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.data.class_names import has_names, shortened
+from vit_jax.data.decode import INTERPOLATIONS
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Source
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import Checkpoint, fit, sketch
+from vit_jax.models import count_multiply_adds
+from vit_jax.runs.choices.choice import Choice
+from vit_jax.runs.choices.data_at import DEV, DataAt, data_at, find_groups
+from vit_jax.runs.choices.device import flops_per_second
+from vit_jax.runs.choices.image_sizes import short_sides
+from vit_jax.runs.workdir import open_any
+
+DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
+LARGE_CHECKPOINT = "hf://facebook/dinov2-base"  # For accelerators.
+MINUTES = 10.0  # Of a run on CPUs, where none are given.
+FEATURES = 0.3  # The share of that time that looking once at all images may take.
+BACKWARD = 3.2  # Times the forward pass that a training step takes.
+EVALUATIONS = 8
+FEWEST = 6  # Images of all classes together.
+LEAST_STEPS = 8
+# By the number of images to train on: images in a batch, and passes.
+BATCHES = ((64, 8), (400, 16), (5000, 32), (50_000, 64), (math.inf, 256))
+EPOCHS = ((200, 30), (1000, 20), (10_000, 12), (math.inf, 6))
+LETTERS = 0.8  # The share of class names of one letter or digit, from which images may not be mirrored.
+
+
+class Images(NamedTuple):
+    """The images to train on, and the number of those to choose by and to test."""
+
+    train: Source
+    dev: int
+    test: int
+
+
+def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+    """Chooses the values of a fine-tuning that are not the user's.
+
+    Args:
+      config: with `data.path`, and perhaps `finetune.checkpoint` and `minutes`.
+      given: keys whose values are the user's.
+
+    Raises:
+      UserError: there is no data set or checkpoint, or too few images to train, choose and test.
+    """
+    config = config.copy_and_resolve_references().unlock()
+    choices: list[Choice] = []
+    given = {*given} - {"data.path"}  # Which may be told more exactly.
+
+    def take(more: list[Choice]) -> None:
+        choices.extend(more)
+        free = {one.key: one.value for one in more if one.key not in given}
+        config.update_from_flattened_dict(free)
+
+    take(_data(config, given))
+    checkpoint, more = _checkpoint(config, given)
+    take(more)
+    images, more = _splits(config, given)
+    take(more)
+    take(_images(config, images, checkpoint))
+    take(_labels(images.train))
+    take(_length(config, given, images, checkpoint))
+    return choices
+
+
+def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+    if not config.data.path:
+        raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
+    if "data.source" in given:
+        return []
+    found = data_at(config.data.path)
+    choices = [Choice("data.source", found.kind, found.words)]
+    if found.path != config.data.path:
+        choices.append(Choice("data.path", found.path, "the data set there"))
+    return choices
+
+
+def _checkpoint(config: ConfigDict, given: Collection[str]) -> tuple[Checkpoint, list[Choice]]:
+    """The checkpoint to start from, which is downloaded where none is given."""
+    choices = []
+    name = config.finetune.checkpoint
+    if name is None:
+        on_cpu = jax.default_backend() == "cpu"
+        name = DEFAULT_CHECKPOINT if on_cpu else LARGE_CHECKPOINT
+        reason = (
+            "DINOv2-S/14: small enough for a CPU" if on_cpu else "DINOv2-B/14: its features suit few images"
+        )
+        choices.append(Choice("finetune.checkpoint", name, reason))
+    try:
+        return open_any(name), choices
+    except UserError as error:
+        if not choices:
+            raise
+        raise UserError(
+            f"no checkpoint is given, and the default cannot be fetched ({error}); give --from=CHECKPOINT: a "
+            "folder of timm or Transformers, a .npz, a workdir, or hf://owner/name"
+        ) from error
+
+
+def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Images, list[Choice]]:
+    """Splits that are there, or slices of all images with their share of each class."""
+    data, found = config.data, data_at(config.data.path) if "data.source" not in given else None
+    if found is None:
+        whole = data.train_split.split("[")[0] == "all"
+        found = DataAt(data.source, data.path, ("all",) if whole else ("train", "test"), "")
+    first = "all" if found.is_whole else "train"
+    if first not in found.splits:
+        raise UserError(
+            f"{data.path} has the splits {', '.join(found.splits)}, and none to train on: name one with "
+            "--config.data.train_split=NAME"
+        )
+    keys = {"data.train_split", "data.dev_split", "data.test_split"}
+    source = _open(config, first)
+    choices = []
+    if not (keys & {*given}):
+        choices += _whole(source) if found.is_whole else _parts(found.splits)
+    named = {one.key: one.value for one in choices} | {
+        key: data[key.split(".")[1]] for key in keys & {*given}
+    }
+    sliced = any("[" in (split or "") for split in named.values())
+    open_to_groups = sliced and data.groups is None and "data.groups" not in given
+    if open_to_groups and (groups := find_groups(source)):
+        data.groups, count = groups
+        reason = f"names show {count:,} groups, each of which is in one split"
+        choices.append(Choice("data.groups", data.groups, reason))
+    if found.is_whole:
+        _check_enough(config, source)
+    opened = {key: _open(config, split) for key, split in named.items() if split}
+    train = opened["data.train_split"]
+    counts = (len(opened.get(key, ())) for key in ("data.dev_split", "data.test_split"))
+    return Images(train, *counts), choices
+
+
+def _open(config: ConfigDict, split: str) -> Source:
+    data = config.data
+    return open_source(
+        data.source,
+        split,
+        path=data.path,
+        label_key=data.label_key,
+        only=data.classes,
+        slices=data.slices,
+        groups=data.groups if "[" in split else None,
+    )
+
+
+def _whole(source: Source) -> list[Choice]:
+    images = len(source)
+    train, dev = next(
+        shares for most, *shares in ((60, 60, 80), (10_000, 70, 85), (math.inf, 80, 90)) if images < most
+    )
+    reason = f"of {images:,} images, with the share of each class"
+    return [
+        Choice("data.train_split", f"all[:{train}%]", f"{train} % {reason}"),
+        Choice("data.dev_split", f"all[{train}%:{dev}%]", f"{dev - train} % to choose by"),
+        Choice("data.test_split", f"all[{dev}%:]", f"{100 - dev} % that are looked at for the report alone"),
+    ]
+
+
+def _parts(names: Collection[str]) -> list[Choice]:
+    """Splits of a data set that has some of train, dev and test."""
+    dev = next((name for name in DEV if name in names), None)
+    if dev and "test" in names:
+        return [
+            Choice("data.train_split", "train", "as the data set has it"),
+            Choice("data.dev_split", dev, "as the data set has it: to choose by"),
+            Choice("data.test_split", "test", "as the data set has it"),
+        ]
+    test = "test" if "test" in names else dev
+    if test:
+        return [
+            Choice("data.train_split", "train[:85%]", "the data set has no third split to choose by"),
+            Choice("data.dev_split", "train[85%:]", "15 % of the training images, to choose by"),
+            Choice("data.test_split", test, "as the data set has it"),
+        ]
+    return [
+        Choice("data.train_split", "train[:70%]", "the data set has no other split than train"),
+        Choice("data.dev_split", "train[70%:85%]", "to choose by"),
+        Choice("data.test_split", "train[85%:]", "that are looked at for the report alone"),
+    ]
+
+
+def _check_enough(config: ConfigDict, source: Source) -> None:
+    """Raises UserError where a class has an image for one split alone, or there are hardly any images."""
+    path, table = config.data.path, source.known_labels()
+    if len(source) < FEWEST:
+        raise UserError(
+            f"{path} has {len(source)} images in all, and fine-tuning needs {FEWEST} at least, to train on, "
+            "to choose by and to test; add images"
+        )
+    if table is None or table.shape[1] > 1:
+        return
+    counts = np.bincount(table[table >= 0], minlength=len(source.class_names))
+    if lonely := [source.class_names[label] for label in np.flatnonzero(counts == 1)]:
+        kept = [name for name, count in zip(source.class_names, counts, strict=True) if count > 1]
+        chosen = (
+            f', or leave it out: --config.data.classes="{tuple(kept)}"' if len(kept) in range(2, 9) else ""
+        )
+        raise UserError(
+            f"{path} has 1 image of the class {shortened(lonely)}, which cannot be both learned and tested: "
+            f"add images{chosen}"
+        )
+
+
+def _images(config: ConfigDict, images: Images, checkpoint: Checkpoint) -> list[Choice]:
+    """The size of the images, which all others of their values follow from."""
+    patch = checkpoint.arguments.get("patch_size") or 32
+    patch = max(patch) if isinstance(patch, tuple) else patch
+    native = min(checkpoint.arguments["image_size"])
+    most = native if native <= 288 or checkpoint.preprocessing is None else 224
+    largest = max(patch, most // patch * patch)
+    fixed = native if _has_one_size(checkpoint) else None
+    if fixed:
+        size, reason = fixed, "the checkpoint's, whose model takes no other"
+    else:
+        size, reason = _size_in_time(config, images, checkpoint, patch, largest)
+    share = checkpoint.preprocessing.share if checkpoint.preprocessing else 7 / 8
+    kind = checkpoint.preprocessing.kind if checkpoint.preprocessing else "short_side"
+    sides = short_sides(images.train)
+    per_class = len(images.train) / max(1, len(images.train.class_names))
+    area = 0.5 if per_class < 200 else 0.25 if per_class < 1000 else 0.08
+    choices = [
+        Choice("data.image_size", size, f"{reason}; the images' shorter sides are {sides}"),
+        Choice("data.test_crop", kind, "as the checkpoint's preprocessing"),
+        Choice("data.test_resize", size if kind == "square" else round(size / share), "the same"),
+        Choice(
+            "data.crop_area", (area, 1.0), f"{per_class:,.0f} images a class: the fewer, the more of an image"
+        ),
+    ]
+    if checkpoint.preprocessing and checkpoint.preprocessing.interpolation not in INTERPOLATIONS:
+        choices.append(Choice("data.interpolation", "bilinear", "the checkpoint's is unsupported"))
+    return choices
+
+
+def _has_one_size(checkpoint: Checkpoint) -> bool:
+    return checkpoint.model.__name__ == "Swin"
+
+
+def _size_in_time(
+    config: ConfigDict, images: Images, checkpoint: Checkpoint, patch: int, largest: int
+) -> tuple[int, str]:
+    """The largest size at which all images are seen once in `FEATURES` of the time."""
+    seconds = _seconds(config)
+    step = patch if patch >= 14 else 2 * patch
+    sizes = [size for size in range(largest, 0, -step) if size >= 6 * patch] or [largest]
+    count = len(images.train) + images.dev + 2 * images.test
+    for size in sizes:
+        if seconds is None or count * _forward_seconds(checkpoint, size) <= FEATURES * seconds:
+            break
+    reason = f"a multiple of the patch's {patch}"
+    return size, reason if size == largest else f"{reason}, as large as {seconds / 60:g} minutes allow"
+
+
+def _seconds(config: ConfigDict) -> float | None:
+    """The time of the run; None: as long as it takes, on accelerators."""
+    if config.minutes is not None:
+        return 60 * config.minutes
+    return 60 * MINUTES if jax.default_backend() == "cpu" else None
+
+
+def _forward_seconds(checkpoint: Checkpoint, size: int) -> float:
+    arguments, _, _ = fit(checkpoint, {"image_size": size, "num_classes": 2}, new_head=True)
+    return 2 * count_multiply_adds(sketch(checkpoint.model, arguments)) / flops_per_second()
+
+
+def _labels(train: Source) -> list[Choice]:
+    """The loss, the head's start and whether images are mirrored, by the classes."""
+    names = train.class_names
+    if train.max_labels > 1:
+        choices = [
+            Choice("loss.name", "sigmoid", f"an image may have {train.max_labels} labels"),
+            Choice("finetune.head", "new", "a linear probe is of one label an image"),
+        ]
+    else:
+        choices = [
+            Choice("finetune.head", "probe", "the linear probe on the same images, which is the baseline")
+        ]
+    letters = [name for name in names if len(name) == 1]
+    if len(letters) >= LETTERS * len(names) and (has_names(names) or len(names) == 10):
+        choices.append(Choice("data.flip", False, "the classes are letters or digits"))
+    return choices
+
+
+def _length(
+    config: ConfigDict, given: Collection[str], images: Images, checkpoint: Checkpoint
+) -> list[Choice]:
+    """Batch, steps, evaluations and learning rate."""
+    count = len(images.train)
+    batch = min(count, config.batch_size if "batch_size" in given else _first(BATCHES, count))
+    epochs = config.epochs or _first(EPOCHS, count)
+    steps = config.steps or max(LEAST_STEPS, math.ceil(epochs * count / batch))
+    reason = f"{epochs:g} passes over {count:,} images"
+    seconds = _seconds(config)
+    if seconds is not None and not (config.steps or config.epochs):
+        forward = _forward_seconds(checkpoint, config.data.image_size)
+        once = (count + images.dev + 2 * images.test + EVALUATIONS * images.dev) * forward
+        possible = int((0.85 * seconds - 30 - once) / (BACKWARD * forward * batch))
+        if possible < steps:
+            steps = max(LEAST_STEPS, possible)
+            reason = f"{steps * batch / count:.1f} passes over {count:,} images, in {seconds / 60:g} minutes"
+    every = config.evaluate_every if "evaluate_every" in given else max(1, round(steps / EVALUATIONS))
+    rate = float(f"{5e-5 * math.sqrt(batch / 32):.2g}")
+    return [
+        Choice("batch_size", batch, f"{count:,} images to train on"),
+        *([] if config.epochs else [Choice("steps", steps, reason)]),
+        Choice("optimizer.learning_rate", rate, "of AdamW from a probe, by the square root of the batch"),
+        Choice("optimizer.warmup_steps", max(1, steps // 10), "a tenth of the steps"),
+        Choice("evaluate_every", every, f"{EVALUATIONS} evaluations on the dev split"),
+        Choice("checkpoint.every", every, "with each evaluation"),
+        Choice("log_every", max(1, every // 4), "four lines between evaluations"),
+    ]
+
+
+def _first(table: Sequence[tuple[float, int]], count: int) -> int:
+    """The value of the first row of a table that holds for so many images."""
+    return next(value for most, value in table if count < most)

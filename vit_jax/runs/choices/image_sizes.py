@@ -1,0 +1,29 @@
+"""The sizes of a source's images, read from their headers."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.sources.base import Source, spread
+
+SAMPLES = 64
+
+
+def short_sides(source: Source) -> str:
+    """Returns the shorter sides of a sample of the images in words, such as "200 to 640 pixels"."""
+    sides = []
+    for index in spread(len(source), min(SAMPLES, len(source))) if len(source) > 1 else [0]:
+        image = source[index].image
+        if isinstance(image, np.ndarray):
+            sides.append(min(image.shape[:2]))
+            continue
+        try:
+            with Image.open(io.BytesIO(image)) as opened:
+                sides.append(min(opened.size))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue  # It is named when it is read for training.
+    if not sides:
+        return "unknown"
+    low, high = min(sides), max(sides)
+    return f"{low} pixels" if low == high else f"{low} to {high} pixels"

@@ -1,0 +1,51 @@
+"""The head of a run that starts as its own linear probe (LP-FT: Kumar et al., 2022, 2202.10054)."""
+
+from collections.abc import Callable
+
+import jax
+
+from vit_jax.errors import UserError
+from vit_jax.evaluation.features import Extractor
+from vit_jax.evaluation.probe import linear_head
+from vit_jax.parallel.mesh import place
+from vit_jax.runs.assemble import Parts
+from vit_jax.runs.evaluator import test_crop
+
+
+def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> dict:
+    """Returns the first parameters of a run with the head of a linear probe on its training images.
+
+    The images are seen by the test crop, each once.
+
+    Args:
+      params: of the model, nested, on the host.
+      say: is told of progress, of images that cannot be read, and of the probe.
+
+    Raises:
+      UserError: the model has no single head, an image has not one label.
+    """
+    config, program = parts.config, parts.program
+    if "kernel" not in params.get("head", {}):
+        raise UserError(
+            f"config.finetune.head='probe' needs a model with one linear head, and {parts.origin.name} has "
+            "none; use head='new'"
+        )
+    shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+    features = Extractor(
+        program.graphdef,
+        shardings,
+        program.mesh,
+        test_crop(config),
+        batch_size=config.batch_size // config.micro_batches,
+        workers=config.data.workers,
+        threads=config.data.threads,
+        max_unreadable=config.data.max_unreadable,
+        say=say,
+    )
+    train = features(jax.tree.map(place, params, shardings), parts.splits.train)
+    head = linear_head(train, parts.num_classes, program.mesh, seed=config.seed)
+    say(
+        f"linear probe: fitted on {len(train.values):,} training images, penalty {head.penalty:g}, "
+        f"cross-validated accuracy {head.accuracy:.2%}"
+    )
+    return params | {"head": params["head"] | {"kernel": head.kernel, "bias": head.bias}}
