@@ -623,3 +623,34 @@ def test_a_files_values_may_stay_where_a_change_of_others_leaves_them_unread():
         UserError, match="^config.data.crop_area is .0.1, 1.0., and this run does not read it"
     ):
         configs.check(config, file=file)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.optimizer.learning_rat, "in config.optimizer: did you mean 'learning_rate'?"),
+        (lambda c: setattr(c.optimizer, "learning_rat", 1), "did you mean 'learning_rate'?"),
+        (lambda c: setattr(c.copy_and_resolve_references().knn, "evry", 1), "did you mean 'every'?"),
+        (lambda c: c["data.pth"], "'data.pth'; in config.data: did you mean 'path'?"),
+        (lambda c: c.optimzer, "'optimzer'; did you mean 'optimizer'?"),
+        (lambda c: c.update({"optimizer": {"learning_rat": 1}}), "did you mean 'learning_rate'?"),
+        (lambda c: c.update_from_flattened_dict({"optimzer.name": "sgd"}), "did you mean 'optimizer.name'?"),
+        (lambda c: setattr(c, "batch_size", "x"), "config.batch_size is 'x' and must be a whole number"),
+        (lambda c: setattr(c, "batch_size", 1.5), "config.batch_size is 1.5 and must be a whole number"),
+        (lambda c: setattr(c.model, "dim", "a"), "config.model.dim is 'a' and must be None or a whole"),
+        (lambda c: setattr(c, "optimizer", "sgd"), "config.optimizer is a section, not a value"),
+    ],
+)
+def test_mistake_in_python_is_a_line_with_the_nearest_key(change, words):
+    with pytest.raises(UserError) as raised:
+        change(configs.base_config())
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_config_is_asked_for_what_it_lacks_as_any_object():
+    config = configs.base_config()
+    assert not hasattr(config, "lr") and getattr(config.optimizer, "lr", 3) == 3 and config.get("lr") is None
+    with pytest.raises(KeyError):
+        config["lr"]
+    with pytest.raises(TypeError):
+        config.batch_size = "many"

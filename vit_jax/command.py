@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax.config import VALUES, unknown_key
+from vit_jax.config import VALUES, ConfigMistake, unknown_key
 from vit_jax.config_page import WIDTH, listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
@@ -163,8 +163,6 @@ class _ConfigFile(flags.ArgumentParser):
         try:
             check_small(file)
             config = runpy.run_path(file)["get_config"](*([argument] if argument else []))
-        except UserError as error:
-            raise _ConfigFault(error) from error
         except Exception as error:  # A config is a program of the user's, and may fail in any way.
             raise _ConfigFault(UserError(_explain_config(file, error))) from error
         if not isinstance(config, ConfigDict):
@@ -186,15 +184,11 @@ def _explain_config(file: str, error: Exception) -> str:
         return f"{file}, line {error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f"{file}, line {lines[-1]}" if lines else file
-    if key := _missing_key(error):
-        return f"{where}: {key}"
+    if isinstance(error, ConfigMistake):
+        return f"{where}: {error}"
+    if isinstance(error, UserError):
+        return str(error)
     return f"{where}: {type(error).__name__}: {error}"
-
-
-def _missing_key(error: Exception) -> str | None:
-    """The remedy where ml_collections says that a config has no such key."""
-    said = re.search(r'[Kk]ey "([^"]+)" does not exist', str(error))
-    return unknown_key(said[1]) if said and isinstance(error, KeyError | AttributeError) else None
 
 
 def parse_flags() -> list[str]:

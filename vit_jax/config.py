@@ -56,15 +56,78 @@ VALUES, DECLARED_IN = _collected()
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
+class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
+    """A key that a config does not have, or a value of another type; also what ConfigDict raises for it."""
+
+    def __str__(self):
+        return self.args[0]  # KeyError's own is in quotes.
+
+
+class Config(ConfigDict):
+    """A config, or a section of one, whose mistakes are one line with the nearest key."""
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            raise ConfigMistake(unknown_key(self._dotted(key))) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        try:
+            super().__setitem__(key, value)
+        except KeyError:
+            raise ConfigMistake(unknown_key(self._dotted(key))) from None
+        except TypeError:
+            raise ConfigMistake(self._wrong_type(self._dotted(key), value)) from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Python and its libraries ask for such.
+            raise AttributeError(name)
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except AttributeError as error:
+            raise error.args[0] if isinstance(error.args[0], ConfigMistake) else error from None
+
+    def update_from_flattened_dict(self, flattened_dict: Mapping[str, Any], strip_prefix: str = "") -> None:
+        """Sets values by their dotted keys."""
+        try:
+            super().update_from_flattened_dict(flattened_dict, strip_prefix)
+        except ConfigMistake:
+            raise
+        except KeyError:  # There is no such section.
+            keys = (self._dotted(key.removeprefix(strip_prefix)) for key in flattened_dict)
+            raise ConfigMistake(unknown_key(next(key for key in keys if key not in VALUES))) from None
+
+    def _dotted(self, key: str) -> str:
+        """The key with its section, which the section's other keys tell."""
+        names = {*self.keys()}
+        section = next((section for section in SECTIONS if section and names == _names(section)), "")
+        return f"{section}.{key}" if section else key
+
+    def _wrong_type(self, key: str, value: Any) -> str:
+        if key in VALUES:
+            option = VALUES[key]
+            none = "None or " if option.default is None or option.optional else ""
+            return f"config.{key} is {value!r} and must be {none}{option.rule.words}"
+        return f"config.{key} is a section, not a value: set config.{key}.{min(_names(key))} or others of it"
+
+
+def _names(section: str) -> set[str]:
+    return {key.rpartition(".")[2] for key in VALUES if key.rpartition(".")[0] == section}
+
+
 def base_config() -> ConfigDict:
     """The config of all defaults, with no value but these; locked."""
-    config = ConfigDict()
+    config = Config()
     for key, value in VALUES.items():
         *parts, name = key.split(".")
         part = config
         for inner in parts:
             if inner not in part:
-                part[inner] = ConfigDict()
+                part[inner] = Config()
             part = part[inner]
         part[name] = placeholder(value.rule.kind) if value.default is None else value.default
     return config.lock()
@@ -132,7 +195,11 @@ def unknown_key(key: str) -> str:
     inside = [known.rpartition(".")[2] for known in VALUES if section and known.startswith(f"{section}.")]
     if inside:
         return f"unknown config key {key!r}; in config.{section}: {nearest(name, inside)}"
-    close = difflib.get_close_matches(key, [*VALUES, *(known.rpartition(".")[2] for known in VALUES)], n=1)
+    if section and (close := difflib.get_close_matches(section, SECTIONS, n=1)):
+        right = f"{close[0]}.{name}"
+        return f"unknown config key {key!r}; did you mean {(right if right in VALUES else close[0])!r}?"
+    known = [*VALUES, *SECTIONS, *(key.rpartition(".")[2] for key in VALUES)]
+    close = difflib.get_close_matches(key, known, n=1)
     return f"unknown config key {key!r}; " + (
         f"did you mean {close[0]!r}?" if close else "docs/config.md lists all of them"
     )

@@ -109,11 +109,11 @@ BASE = "from vit_jax.config import base_config\n"
         ("def get_config():\n    return 1 / 0", "config.py, line 2: ZeroDivisionError: division by zero"),
         (
             f"{BASE}def get_config():\n    config = base_config()\n    config.optimizer.rate = 3\n",
-            "config.py, line 4: unknown config key 'rate'; did you mean ",
+            "config.py, line 4: unknown config key 'optimizer.rate'; in config.optimizer: did you mean ",
         ),
         (
             f"{BASE}def get_config():\n    config = base_config()\n    config.batch_size = 'many'\n",
-            "config.py, line 4: TypeError: Could not override field 'batch_size'",
+            "config.py, line 4: config.batch_size is 'many' and must be a whole number from 1 to",
         ),
     ],
 )
