@@ -12,7 +12,7 @@ from vit_jax.simulated_devices import give_threads_to_simulated_devices
 
 if TYPE_CHECKING:
     from vit_jax.errors import UserError
-    from vit_jax.interface import train
+    from vit_jax.interface import FineTuned, finetune, train
     from vit_jax.load import Prediction, load_model
     from vit_jax.models import MODELS, ModelCard, create_model, list_models, model_card
     from vit_jax.save import save_model
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "MODELS",
+    "FineTuned",
     "ModelCard",
     "Prediction",
     "UserError",
     "create_model",
+    "finetune",
     "list_models",
     "load_model",
     "model_card",
@@ -33,11 +35,13 @@ __all__ = [
 
 # Where each public name is defined: it is loaded when asked for, so that `import vit_jax` costs nothing.
 _MODULES = {
+    "FineTuned": "interface",
     "MODELS": "models",
     "ModelCard": "models",
     "Prediction": "load",
     "UserError": "errors",
     "create_model": "models",
+    "finetune": "interface",
     "list_models": "models",
     "load_model": "load",
     "model_card": "models",

@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("main"),
-    "finetune": Command("finetune"),
+    "finetune": Command("finetune_photos"),
     "report": Command("report"),
     "sweep": Command("sweep"),
     "evaluate": Command("evaluate"),

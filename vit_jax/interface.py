@@ -1,13 +1,13 @@
 """Training called from Python: from a notebook, or any other program."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from vit_jax.command import as_in_file, read_config
-from vit_jax.config import VALUES, check
+from vit_jax.config import VALUES, check, unknown_key
 from vit_jax.errors import UserError, mistake
 
 if TYPE_CHECKING:
@@ -94,6 +94,63 @@ def train(
         if message := mistake(error):
             raise UserError(message) from error
         raise
+
+
+class FineTuned(NamedTuple):
+    """A fine-tuned model.
+
+    Attributes:
+      workdir: the run's folder, which `load_model` takes.
+      figures: of the test images by name, `accuracy`, `loss`, `images` and the like; empty where the run was
+        stopped before its end.
+    """
+
+    workdir: Path
+    figures: dict[str, float]
+
+
+def finetune(
+    images: str | Path,
+    checkpoint: str | Path | None = None,
+    workdir: str | Path | None = None,
+    *,
+    group: str | None = None,
+    minutes: float | None = None,
+    values: Mapping[str, Any] | None = None,
+    on_log: Callable[[int, dict[str, float]], None] | None = None,
+) -> FineTuned:
+    """Fine-tunes a model on images of one's own, as `vit-jax finetune` does.
+
+    Splits, image size, batch, length, learning rate and the rest are chosen by the data, the checkpoint and
+    the device, and printed with their reasons.
+
+    Args:
+      images: a folder with a folder of images for each class, or with the splits train, val and test of such
+        folders; a CSV with the columns file and label; a prepared TFDS data set; or `tfds:NAME`.
+      checkpoint: what `load_model` takes; None: DINOv2 of the Hub.
+      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so on.
+      group: keeps images of a group in one split: a regular expression of the path, or a CSV's column.
+      minutes: the time that it may take, about; None: 10 on CPUs.
+      values: of the config by their dotted keys, in place of those that are chosen.
+      on_log: as of `train`.
+
+    Raises:
+      UserError: there is no such data set or checkpoint, there are too few images, or a value does not fit.
+    """
+    from vit_jax.runs.choices import next_workdir
+
+    config = read_config("my_images")
+    short = {"data.path": str(images), "data.groups": group, "minutes": minutes}
+    short["finetune.checkpoint"] = None if checkpoint is None else str(checkpoint)
+    changes = {key: value for key, value in short.items() if value is not None} | dict(values or {})
+    for key in sorted(changes.keys() - VALUES.keys()):
+        raise UserError(unknown_key(key))
+    try:
+        config.update_from_flattened_dict(changes)
+    except (TypeError, ValueError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+    folder = Path(workdir or next_workdir(str(images)))
+    return FineTuned(folder, train(config, folder, on_log=on_log))
 
 
 def _describes_model(key: str) -> bool:

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 import vit_jax
 from tests.system.conftest import parameters
 
-MODULE = "vit_jax.finetune"
+MODULE = "vit_jax.finetune_photos"
 FEW = (
     "--config.data.workers=0",
     "--config.batch_size=32",
@@ -110,3 +110,49 @@ def test_main_makes_the_same_run(run, tuned, finished, photos, tmp_path):
     assert result.returncode == 0, result.stderr
     for one, other in zip(parameters(tuned[0]), parameters(workdir), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_report_has_the_probe_beside_what_is_kept(tuned):
+    workdir, _, _ = tuned
+    page = (workdir / "report.html").read_text()
+    kept = next(row["kept/step"] for row in rows(workdir) if "kept/step" in row)
+    assert "linear probe, test accuracy" in page
+    assert f"step {kept}" in page and "the best on the dev images" in page
+    assert "now at" not in page
+
+
+def test_a_program_makes_the_same_run(tuned, finished, photos, tmp_path):
+    values = {"data.workers": 0, "batch_size": 32, "steps": 24, "evaluate_every": 4, "checkpoint.every": 4}
+    done = vit_jax.finetune(photos, finished, tmp_path / "run", values=values)
+    for one, other in zip(parameters(tuned[0]), parameters(done.workdir), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    (last,) = [row for row in rows(tuned[0]) if "kept/step" in row]
+    assert done.figures["accuracy"] == pytest.approx(last["test/accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name the images"),
+        (["a", "b"], "unexpected argument 'b'"),
+        (["/nowhere"], "there is no /nowhere"),
+    ],
+)
+def test_mistake_is_one_line(run, finished, arguments, message):
+    result = run(*arguments, f"--from={finished}", module=MODULE)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ") and message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_run_that_made_no_step_begins_with_other_values(run, finished, photos, tmp_path):
+    workdir = tmp_path / "run"
+    arguments = (photos, f"--from={finished}", f"--workdir={workdir}", *FEW)
+    run.killed(*arguments, workdir=workdir, when=(workdir / "config.json").exists, module=MODULE)
+    if not any(
+        (workdir / "checkpoints").glob("[0-9]*")
+    ):  # Else it was not killed before its first checkpoint.
+        result = run(*arguments, "--config.optimizer.learning_rate=1e-4", module=MODULE)
+        assert result.returncode == 0, result.stderr
+        config = json.loads((workdir / "config.json").read_text())
+        assert config["optimizer"]["learning_rate"] == 1e-4

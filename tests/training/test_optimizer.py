@@ -404,3 +404,15 @@ def test_layer_decay_of_a_model_without_layers_is_refused():
             **{"model.name": "BiT-R50x1", "model.dim": None, "model.depth": None, "model.hidden": None},
             **{"model.heads": None, "optimizer.layer_decay": 0.5},
         )
+
+
+def test_heads_alone_move_in_the_frozen_steps():
+    weights = {"params": {"head": {"kernel": jnp.ones(3)}, "blocks": {"kernel": jnp.ones(3)}}, "extra": {}}
+    config = settings(name="adam", learning_rate=0.1, weight_decay=0.1, warmup_steps=0, schedule="constant")
+    optimizer = make_optimizer(config, lambda t: 0.1, 0.1, frozen_steps=3)
+    state, moved = optimizer.init(weights), []
+    for _ in range(5):
+        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, weights), state, weights)
+        moved.append({name: bool(np.any(x["kernel"])) for name, x in updates["params"].items()})
+    assert [step["blocks"] for step in moved] == [False, False, False, True, True]
+    assert all(step["head"] for step in moved)

@@ -366,7 +366,7 @@ class Run:
             state, _ = from_items(best_items | {"optimizer": state["optimizer"], "run": run})
             state["frozen"] = self.state["frozen"]
             figures = self.evaluation.restored(self.checkpoints.figures[best])
-        tested = self.evaluation(step, state, self._go_on, ("test",), last=True)
+        tested = self.evaluation(step, state, self._go_on, ("test",), last=True, kept=best)
         if tested is None:
             return None
         self.state = state

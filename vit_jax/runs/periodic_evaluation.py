@@ -75,6 +75,7 @@ class PeriodicEvaluation:
         go_on: Callable[[], bool],
         splits: Sequence[str] = (),
         last: bool | None = None,
+        kept: int | None = None,
     ) -> Figures | None:
         """The figures after so many steps, written and said.
 
@@ -82,6 +83,7 @@ class PeriodicEvaluation:
           go_on: asked before each batch; None is returned when it says no, and nothing is written.
           splits: to evaluate; none: the one that chooses, and at the end the test images.
           last: this is the run's last evaluation; None: by the step.
+          kept: the step of which the parameters are, where it is another.
         """
         last = step == self._parts.steps if last is None else last
         judged = self._parts.program.judged(state)
@@ -96,7 +98,8 @@ class PeriodicEvaluation:
         for line in (*in_words(figures, self.metrics), *in_lines(row)):
             self._console.say(f"step {step} | {line}")
         if self._writer:
-            self._writer.write(step, by_name(figures, "/") | row)
+            chosen = {} if kept is None else {"kept/step": kept}
+            self._writer.write(step, by_name(figures, "/") | row | chosen)
             if predictions := self._evaluate.predictions(split, step):
                 keep(self.workdir, predictions)
         if self._evaluate.draws:

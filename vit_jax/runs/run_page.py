@@ -80,14 +80,31 @@ class RunFiles(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """The last step was evaluated."""
-        return any(row["step"] >= self.saved.manifest["steps"] for row in self.rows if "test/loss" in row)
+        """The run has ended: its last step was evaluated, or it stopped early."""
+        steps = self.saved.manifest["steps"]
+        return any("kept/step" in row or row["step"] >= steps for row in self.rows if "test/loss" in row)
+
+    @property
+    def kept_step(self) -> int | None:
+        """The step whose parameters the run ended with, where it chose among its evaluations."""
+        return next((row["kept/step"] for row in reversed(self.rows) if "kept/step" in row), None)
+
+    @property
+    def probe(self) -> dict[str, float]:
+        """The figures of the linear probe that the run started as; empty where it started otherwise."""
+        return next((row for row in self.rows if row["step"] == 0 and "test/loss" in row), {})
 
     @property
     def figures(self) -> dict[str, float]:
         """The last evaluation's, by split and name, such as `test/accuracy`; empty: there was none."""
         evaluated = [row for row in self.rows if "test/loss" in row or "dev/loss" in row]
-        return {key: x for key, x in evaluated[-1].items() if "/" in key} if evaluated else {}
+        if not evaluated:
+            return {}
+        row = evaluated[-1]
+        if (kept := self.kept_step) is not None:
+            of_dev = next(row for row in evaluated if row["step"] == kept and "dev/loss" in row)
+            row = {key: x for key, x in of_dev.items() if key.startswith("dev/")} | row
+        return {key: x for key, x in row.items() if "/" in key}
 
     @property
     def formats(self) -> dict[str, str]:
@@ -190,6 +207,13 @@ def _head(run: RunFiles) -> str:
         split, _, name = key.partition("/")
         if split in ("dev", "test"):
             rows[f"{split} {name.replace('_', ' ')}"] = figure(key, value, run.formats, run.figures)
+    for split in ("dev", "test"):
+        if f"{split}/accuracy" in run.probe:
+            key = f"{split}/accuracy"
+            rows[f"linear probe, {split} accuracy"] = figure(key, run.probe[key], run.formats, run.probe)
+    if run.kept_step is not None:
+        probe = " (the linear probe)" if run.kept_step == 0 and run.probe else ""
+        rows["kept"] = f"step {run.kept_step:,}{probe}, the best on the dev images"
     evaluated = max(row["step"] for row in run.rows if "test/loss" in row or "dev/loss" in row)
     rows["evaluated"] = f"step {evaluated:,}" + ("" if run.finished else f"; now at {far}")
     return table(rows, "figures")

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.models import logical_axes
 from vit_jax.models.family import Axes
-from vit_jax.options import Option, one_of, only_with, whole
+from vit_jax.options import Option, one_of, only_with, unless, whole
 from vit_jax.parallel.sharding import path_name
 
 Weights = dict[str, dict]
@@ -22,6 +22,16 @@ Weights = dict[str, dict]
 CHANGED_BY_LORA = r"(^|/)attention/(qkv|out)/kernel$"
 
 OPTIONS = {
+    "finetune.frozen_steps": Option(
+        0,
+        whole(0),
+        "For so many first steps only the head is trained; then all is (two phases).",
+        needs=only_with("finetune.checkpoint"),
+        fits=lambda value, config: unless(
+            value == 0 or config.finetune.train == "all",
+            f"0 with finetune.train={config.finetune.train!r}, which never trains the rest",
+        ),
+    ),
     "finetune.train": Option(
         "all", one_of("all", "head", "lora"), "What is trained: all, the head, or it and low-rank changes."
     ),

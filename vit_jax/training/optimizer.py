@@ -1,6 +1,7 @@
 """The optimizer: gradient clipping, a direction of `directions/`, weight decay, learning rates."""
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,8 @@ from vit_jax.options import Option, flag, number, one_of, unless
 from vit_jax.parallel.sharding import path_name
 from vit_jax.training.directions import direction_of
 from vit_jax.training.directions.lamb import to_length
+
+HEADS = "params/head", "params/distillation_head"
 
 OPTIONS = {
     "optimizer.coupled_decay": Option(
@@ -66,6 +69,7 @@ def make_optimizer(
     embedding: Sequence[str] = (),
     held: Mapping[str, int] | None = None,
     stem: Sequence[str] = (),
+    frozen_steps: int = 0,
 ) -> optax.GradientTransformation:
     """Clip by norm, the direction that is named, weight decay, learning rate by layer.
 
@@ -82,6 +86,7 @@ def make_optimizer(
       embedding: the model family's, for `embedding_rate`.
       held: the objective's: for so many first updates the rate of what begins so is 0.
       stem: the objective's: starts of the paths of its own parameters that enter before the encoder.
+      frozen_steps: for so many first updates the rate of all but the heads is 0.
 
     Raises:
       UserError: `clip_update` for another optimizer than Adafactor.
@@ -109,6 +114,9 @@ def make_optimizer(
     for start, updates in (held or {}).items():
         released = optax.scale_by_schedule(lambda count, updates=updates: count >= updates)
         stages.append(optax.masked(released, partial(below, [f"extra/objective/{start}"])))
+    if frozen_steps:
+        released = optax.scale_by_schedule(lambda count: count >= frozen_steps)
+        stages.append(optax.masked(released, _behind_heads))
     whole = optax.chain(*stages)
     if trained is None:
         return whole
@@ -188,6 +196,11 @@ def below(starts: Sequence[str], weights: dict) -> dict:
         return any(f"{path_name(path)}/".startswith(f"{start}/") for start in starts)
 
     return jax.tree.map_with_path(begins, weights)
+
+
+def _behind_heads(weights: dict) -> dict:
+    """True for all weights but those of the model's heads."""
+    return jax.tree.map(operator.not_, below(HEADS, weights))
 
 
 def clip_by_norm(norm: float, of: str) -> optax.GradientTransformation:

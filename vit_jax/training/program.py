@@ -197,6 +197,7 @@ def make_program(
         embedding,
         whole.held(),
         whole.stem,
+        config.finetune.frozen_steps,
     )
 
     def first_memory(weights, frozen):

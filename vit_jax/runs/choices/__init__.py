@@ -62,7 +62,8 @@ def settle(
         if "data.path" in given and "data.source" not in given:
             values["data.path"] = data_at(given["data.path"]).path
     else:
-        choices = import_module(f"{__name__}.{JOBS[config.auto]}").choose(config, given.keys())
+        job = import_module(f"{__name__}.{JOBS[config.auto]}")
+        choices = job.choose(config, given.keys())
         say(f"chosen for {shown(workdir)}; a flag changes each:")
         for line in in_words(choices, given):
             say(line)

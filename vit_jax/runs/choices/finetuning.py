@@ -125,7 +125,7 @@ def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Images, list[Ch
             "--config.data.train_split=NAME"
         )
     keys = {"data.train_split", "data.dev_split", "data.test_split"}
-    source = _open(config, first)
+    source = open_split(config, first)
     choices = []
     if not (keys & {*given}):
         choices += _whole(source) if found.is_whole else _parts(found.splits)
@@ -140,13 +140,14 @@ def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Images, list[Ch
         choices.append(Choice("data.groups", data.groups, reason))
     if found.is_whole:
         _check_enough(config, source)
-    opened = {key: _open(config, split) for key, split in named.items() if split}
+    opened = {key: open_split(config, split) for key, split in named.items() if split}
     train = opened["data.train_split"]
     counts = (len(opened.get(key, ())) for key in ("data.dev_split", "data.test_split"))
     return Images(train, *counts), choices
 
 
-def _open(config: ConfigDict, split: str) -> Source:
+def open_split(config: ConfigDict, split: str) -> Source:
+    """Opens a split of the config's data set."""
     data = config.data
     return open_source(
         data.source,

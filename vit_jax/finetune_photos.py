@@ -19,6 +19,8 @@ from vit_jax import command  # noqa: E402
 from vit_jax.config import check  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
+LEAK_SECONDS = 10.0  # Of the search for near-duplicates of test images.
+
 CONFIG = command.define_config("The recipe.", "my_images")
 FROM = flags.DEFINE_string(
     "from", None, "The checkpoint: a folder, a file, a workdir or hf://owner/name; by default DINOv2."
@@ -46,12 +48,21 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
     check(config, file=command.as_in_file(config))
 
+    from vit_jax.preparation.duplicate_search import leak_note
     from vit_jax.runs.choices import next_workdir, settle
+    from vit_jax.runs.choices.finetuning import open_split
     from vit_jax.runs.loop import train
-    from vit_jax.runs.workdir import workdir_at
+    from vit_jax.runs.workdir import steps_made, workdir_at
 
     workdir = workdir_at(WORKDIR.value or next_workdir(config.data.path))
-    train(settle(config, command.as_in_file(config), workdir), workdir, started=STARTED)
+    config = settle(config, command.as_in_file(config), workdir)
+    if not steps_made(workdir):
+        train_split, test_split = (
+            open_split(config, config.data[key]) for key in ("train_split", "test_split")
+        )
+        if line := leak_note(train_split, test_split, "test", LEAK_SECONDS):
+            print(f"warning: {line}")
+    train(config, workdir, started=STARTED)
 
 
 if __name__ == "__main__":
