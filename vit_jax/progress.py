@@ -1,15 +1,67 @@
 """Progress in words: how much is done, how fast it goes, how long it still takes."""
 
 import contextlib
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
-SECONDS = 10  # Between two lines.
+SECONDS = 10  # Between two lines that stay.
+MOVES = 0.2  # Between two pictures of a line that moves.
+LATE = 5  # Without a line for so long a reader wonders.
+MINUTE = 60
+CELLS = 20  # Of a bar.
+
+
+class Pace:
+    """Times of lines: at most one a second, and after the first minute one in `later` seconds."""
+
+    def __init__(self, later: float = SECONDS):
+        self._later, self._begun, self._last = later, time.monotonic(), float("-inf")
+
+    def due(self, least: float = 1) -> bool:
+        """True where the last line is long enough ago, at least `least` seconds."""
+        now = time.monotonic()
+        return now - self._last >= max(least, 1 if now - self._begun < MINUTE else self._later)
+
+    def restart(self) -> None:
+        """Notes that a line was written now."""
+        self._last = time.monotonic()
+
+
+class MovingLine:
+    """The line of standard output that a terminal or a notebook overwrites with the next one."""
+
+    def __init__(self):
+        self._shown = 0  # Characters behind which the cursor stands.
+
+    @property
+    def possible(self) -> bool:
+        """True in a terminal and in a notebook."""
+        return sys.stdout.isatty() or type(sys.stdout).__module__.startswith("ipykernel")
+
+    def show(self, text: str, end: str = "") -> None:
+        """Replaces the line, cut to the terminal's width; `end` is never cut off."""
+        width = shutil.get_terminal_size().columns - 1
+        text = text[: max(0, width - len(end))] + end
+        print("\r" + text.ljust(self._shown), end="", flush=True)
+        self._shown = len(text)
+
+    def clear(self) -> None:
+        """Removes the line, so that others can be printed."""
+        if self._shown:
+            print("\r" + " " * self._shown, end="\r", flush=True)
+            self._shown = 0
+
+
+LINE = MovingLine()  # A terminal has one.
 
 
 class Progress:
-    """Says now and then how much is done, how fast it goes and how long it still takes.
+    """Shows how much is done, how fast it goes and how long it still takes.
+
+    A terminal and a notebook show it as a bar that moves; elsewhere it is a line every ten seconds.
 
     Args:
       what: is being done, to how many `total`.
@@ -19,35 +71,39 @@ class Progress:
 
     def __init__(self, what: str, total: int, unit: str, say: Callable[[str], None] = print):
         self._what, self._total, self._unit, self._say = what, total, unit, say
+        self._moves = LINE.possible
         self._start = self._said = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Says how much is done in all, if the last line was long ago."""
+        """Shows how much is done in all, if the last time was long ago; the end clears the bar."""
         now = time.monotonic()
-        if now - self._said < SECONDS or done >= self._total:
+        if self._moves and done >= self._total:
+            LINE.clear()
+        if now - self._said < (MOVES if self._moves else SECONDS) or done >= self._total:
             return
         self._said = now
         rate = done / (now - self._start)
-        self._say(
-            f"{self._what}: {done:,} of {self._total:,} {self._unit} | {rate:,.0f} {self._unit}/s | "
-            f"{duration((self._total - done) / rate)} left"
+        numbers = (
+            f"{done:,} of {self._total:,} {self._unit} | {rate:,.0f} {self._unit}/s | "
+            f"{duration((self._total - done) / rate) if rate else '?'} left"
         )
+        if self._moves:
+            filled = CELLS * done // self._total
+            LINE.show(f"{self._what} {'━' * filled}{'╌' * (CELLS - filled)} {numbers}")
+        else:
+            self._say(f"{self._what}: {numbers}")
 
 
 @contextlib.contextmanager
-def waiting(what: str, say: Callable[[str], None], every: float = 30) -> Iterator[None]:
-    """Says what begins and, every so many seconds until it ends, how long it has taken.
-
-    For what cannot say itself how much of it is done. `say` is then called by another thread.
-    """
-    begun, over = time.monotonic(), threading.Event()
+def ticking(tick: Callable[[], None], every: float = 1) -> Iterator[None]:
+    """Calls `tick` from another thread, again and again while the context is open."""
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(every):
-            say(f"{what}: {duration(time.monotonic() - begun)} so far")
+            tick()
 
-    say(f"{what} ...")
-    thread = threading.Thread(target=watch, name=what, daemon=True)
+    thread = threading.Thread(target=watch, name="ticking", daemon=True)
     thread.start()
     try:
         yield

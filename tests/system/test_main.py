@@ -24,9 +24,10 @@ def test_run_leaves_what_the_readme_names(finished):
     assert any(name.startswith("events.out.tfevents.") for name in names)
 
 
-def test_log_has_the_table_the_summary_and_the_progress(finished):
-    log = (finished / "log.txt").read_text()
-    assert "patch_embedding/kernel" in log
+def test_log_has_the_summary_and_the_progress_and_the_report_the_parameters(finished):
+    log, report = ((finished / name).read_text() for name in ("log.txt", "report.html"))
+    assert "kernel" not in log and ", 16 pixels, float32, 3,498 parameters\n" in log
+    assert "<td>patch_<wbr>embedding/<wbr>kernel<td>4 × 4 × 3 × 16<td>768</tr>" in report
     assert "devices  1 x cpu" in log
     assert "classes  0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n" in log
     assert (
@@ -36,7 +37,7 @@ def test_log_has_the_table_the_summary_and_the_progress(finished):
         < log.index("first step done")
     )
     assert re.search(
-        r"step 35/40 \| epoch 0\.8 \| loss [\d.]+ \| accuracy [\d.]+% \| lr \S+ \| [\d,]+ images/s "
+        r"step 40/40 \| epoch 0\.9 \| loss [\d.]+ \| accuracy [\d.]+% \| lr \S+ \| [\d,]+ images/s "
         r"\([\d,]+ a device\) \| .* left",
         log,
     )

@@ -1,16 +1,18 @@
 """What a run writes down."""
 
+import io
 import json
 import threading
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vit_jax.progress import Progress, duration, waiting
+from vit_jax.progress import Progress, duration, ticking
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.trackers.delivery import Delivery
 from vit_jax.runs.trackers.tensorboard import Tracker
 from vit_jax.runs.trackers.tracker import RunFacts
+from vit_jax.runs.watchdog import Watchdog
 
 
 def steps(workdir) -> list[int]:
@@ -94,18 +96,111 @@ def test_progress_says_now_and_then_how_long_it_still_takes(monkeypatch):
     ]
 
 
-def test_what_cannot_say_how_far_it_is_says_how_long_it_takes():
-    lines, third = [], threading.Event()
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    def say(line):
-        lines.append(line)
-        if len(lines) == 3:
+
+def seen(written: str) -> list[str]:
+    """The lines on a terminal's screen: a carriage return lets the next words overwrite the line."""
+    lines = []
+    for line in written.split("\n"):
+        shown = ""
+        for part in line.split("\r"):
+            shown = part + shown[len(part) :]
+        lines.append(shown.rstrip())
+    return lines
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Sets the seconds that have passed."""
+    now = [0.0]
+    monkeypatch.setattr("vit_jax.progress.time.monotonic", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, seconds)
+
+
+def test_status_lines_of_a_file_come_by_time_and_the_last_one_always(tmp_path, capsys, clock):
+    console = Console(tmp_path / "log.txt")
+    for tenths in range(0, 1001):
+        clock(tenths / 10)
+        if console.due:
+            console.status(f"at {tenths / 10:g}")
+    console.status("the end", last=True)
+    expected = [*range(0, 60), *range(69, 100, 10)]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*(f"at {second}" for second in expected), "the end"]
+    assert [line[20:] for line in (tmp_path / "log.txt").read_text().splitlines()] == printed
+
+
+def test_terminal_overwrites_the_status_line_and_keeps_the_others(tmp_path, monkeypatch, clock):
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    console = Console(tmp_path / "log.txt")
+    console.status("step 1/9 | loss 2.5000")
+    clock(0.5)
+    console.status("step 2/9")  # Too early.
+    clock(1)
+    console.status("step 3/9")
+    assert seen(terminal.getvalue()) == ["step 3/9"]
+    console.say("saved")
+    clock(70)
+    console.status("step 4/9")
+    clock(71)
+    console.status("step 5/9")
+    assert seen(terminal.getvalue()) == ["saved", "step 5/9"]
+    logged = [line[20:] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert logged == ["step 1/9 | loss 2.5000", "step 3/9", "saved", "step 4/9"]
+
+
+def test_readers_who_have_waited_are_told_what_goes_on(tmp_path, capsys, clock):
+    console = Console(tmp_path / "log.txt")
+    console.status("step 3/9")
+    for second in range(1, 12):
+        clock(second)
+        console.still(f"step 3 done {second} s ago")
+    assert capsys.readouterr().out.splitlines() == [
+        "step 3/9",
+        "step 3/9 | step 3 done 5 s ago",
+        "step 3/9 | step 3 done 10 s ago",
+    ]
+
+
+def test_watchdog_describes_what_takes_long(monkeypatch, clock):
+    watchdog = Watchdog(60)
+    watchdog.begins("compiling the step")
+    clock(4)
+    assert watchdog.in_words() == ""
+    clock(90)
+    assert watchdog.in_words() == "compiling the step: 1 min 30 s so far"
+    watchdog.done("step 1")
+    clock(102)
+    assert watchdog.in_words() == "step 1 done 12 s ago"
+
+
+def test_progress_is_a_bar_that_moves_in_a_terminal_and_is_cleared(monkeypatch, clock):
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "120")
+    progress = Progress("features", 400, "images", pytest.fail)
+    clock(2)
+    progress(100)
+    assert seen(terminal.getvalue()) == [
+        f"features {5 * '━'}{15 * '╌'} 100 of 400 images | 50 images/s | 6 s left"
+    ]
+    progress(400)
+    print("done")
+    assert seen(terminal.getvalue()) == ["done", ""]
+
+
+def test_ticking_ends_with_its_context():
+    ticks, third = [], threading.Event()
+
+    def tick():
+        ticks.append(None)
+        if len(ticks) == 3:
             third.set()
 
-    with pytest.raises(ZeroDivisionError), waiting("compiling the step", say, every=0.01):
+    with pytest.raises(ZeroDivisionError), ticking(tick, every=0.01):
         assert third.wait(60)
         raise ZeroDivisionError
-    said = len(lines)
-    assert lines[:3] == ["compiling the step ...", *2 * ["compiling the step: 0 s so far"]]
-    assert "compiling the step" not in {thread.name for thread in threading.enumerate()}
-    assert len(lines) == said
+    count = len(ticks)
+    assert "ticking" not in {thread.name for thread in threading.enumerate()} and len(ticks) == count

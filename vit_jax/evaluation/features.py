@@ -95,7 +95,7 @@ class Extractor:
             if not go_on():
                 return None
             parts.append(part)
-            progress(len(parts) * self._batch_size)
+            progress(min(len(parts) * self._batch_size, len(source)))
         mask = np.concatenate([part["mask"] for part in parts])
         if not mask.any():
             raise UserError(f"none of the {len(source)} images can be read, such as {source.describe(0)}")

@@ -57,6 +57,12 @@ def count_parameters(model: nnx.Module) -> int:
     return sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
+def parameter_shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters by path; `model` may be abstract."""
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {"/".join(map(str, path)): leaf.shape for path, leaf in flat}
+
+
 def count_multiply_adds(model: nnx.Module) -> int:
     """Multiply-adds of one image's forward pass: matrix products and convolutions, as JAX traces them.
 

@@ -1,18 +1,20 @@
 """Writes what a run says: lines for a terminal and a log file, scalars for machines."""
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vit_jax.progress import LATE, LINE, Pace
 from vit_jax.runs.goodput import read_rows
 from vit_jax.runs.trackers.delivery import Delivery
 
 
 class Console:
-    """Prints lines, and a status line that a terminal overwrites; a log file gets all as plain lines.
+    """Prints lines that stay, and by time a status line; a log file gets both.
+
+    A terminal or a notebook overwrites the status line. Elsewhere, and in the log file, it is a line a second
+    in the first minute and one in ten seconds from then on.
 
     Args:
       log: the file; None is the console of a process that leaves the talking to another one.
@@ -20,25 +22,47 @@ class Console:
 
     def __init__(self, log: Path | None):
         self._log = log.open("a", encoding="utf-8", errors="backslashreplace") if log else None
-        self._terminal = sys.stdout.isatty()
-        self._status = False  # The cursor stands behind a status line.
+        self._moves = LINE.possible
+        self._screen, self._file = Pace(1) if self._moves else Pace(), Pace()
+        self._status = ""
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
         if self._log:
-            print(("\r\x1b[K" if self._status else "") + text, flush=True)
-            self._status = False
+            LINE.clear()
+            print(text, flush=True)
             self._to_log(text)
 
-    def status(self, text: str) -> None:
-        """Prints the progress line."""
-        if self._log and self._terminal:
-            width = os.get_terminal_size().columns
-            print("\r\x1b[K" + text[: width - 1], end="", flush=True)
-            self._status = True
-            self._to_log(text)
-        else:
-            self.say(text)
+    @property
+    def due(self) -> bool:
+        """True where a status line would be printed or logged now."""
+        return self._log is not None and (self._screen.due() or self._file.due())
+
+    @property
+    def late(self) -> bool:
+        """True where readers have waited for a status line."""
+        return self._log is not None and self._screen.due(LATE)
+
+    def status(self, text: str, last: bool = False) -> None:
+        """Prints and logs the progress line where it is due; the last one always."""
+        self._status = text
+        self._show(text, "", last)
+
+    def still(self, text: str) -> None:
+        """Adds a part, if there is one, to the last progress line, where readers have waited."""
+        if text and self.late:
+            self._show(self._status, f" | {text}" if self._status else text)
+
+    def _show(self, text: str, end: str, always: bool = False) -> None:
+        if self._log and (always or self._screen.due()):
+            self._screen.restart()
+            if self._moves:
+                LINE.show(text, end)
+            else:
+                print(text + end, flush=True)
+        if self._log and (always or self._file.due()):
+            self._file.restart()
+            self._to_log(text + end)
 
     def _to_log(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")

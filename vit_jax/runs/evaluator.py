@@ -12,6 +12,7 @@ from vit_jax.data.pipeline import SkipLog, evaluation_batches
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
+from vit_jax.progress import Progress
 from vit_jax.runs.predictions import Predictions, to_show
 from vit_jax.training.program import Program
 from vit_jax.training.step import Judged, make_eval_step, make_pictures
@@ -35,7 +36,7 @@ class Evaluator:
     def __init__(self, program: Program, splits: dict[str, Source], config: ConfigDict, say, views=()):
         objective = program.abstract_objective()
         self.metrics, self.draws = objective.metrics, objective.pictures is not None
-        self._mesh, self._splits = program.mesh, splits
+        self._mesh, self._splits, self._say = program.mesh, splits, say
         self._most = config.batch_size // config.micro_batches  # What training has on the devices at once.
         self._arguments = dict(
             crop=test_crop(config), workers=config.data.workers, threads=config.data.threads
@@ -60,14 +61,17 @@ class Evaluator:
         batch_size = min(self._most, whole_batch(self._mesh, len(source)))
         arguments = self._arguments | self._views
         arguments |= dict(batch_size=batch_size, rows=local_rows(self._mesh, batch_size))
+        progress = Progress(f"evaluating the {split} images", len(source), "images", self._say)
         with contextlib.closing(evaluation_batches(source, **arguments)) as batches:
             for number, batch in enumerate(batches):
                 if not go_on():
                     return None
+                progress(number * batch_size)
                 placed = to_devices(self._skipped[split].check(batch), self._mesh)
                 sums, answers = self._step(judged, placed, np.int32(number * batch_size))
                 total = sums if total is None else jax.tree.map(jnp.add, total, sums)
                 said.append(answers)
+        progress(len(source))
         self.answers = _joined(jax.device_get(said))
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")

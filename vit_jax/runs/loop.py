@@ -19,7 +19,7 @@ from vit_jax.interop.checkpoint import params_of
 from vit_jax.parallel.peers import Peers
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
 from vit_jax.parallel.sharding import path_name
-from vit_jax.progress import duration, waiting
+from vit_jax.progress import LINE, duration, ticking
 from vit_jax.runs.assemble import Parts, assemble, learned_classes
 from vit_jax.runs.bucket import Upload, checkpoints_of, shown, url_of
 from vit_jax.runs.bucket_lock import BucketLock
@@ -217,16 +217,17 @@ class Run:
         self.feed = held.enter_context(contextlib.closing(parts.feed(self.first_step, warn)))
         watchdog.begins("reading the first batch")
         self.batch = self.feed.take() if self.first_step < self.steps else None
-        self.compiling = held.enter_context(contextlib.ExitStack())
+        held.callback(LINE.clear)
+        held.enter_context(ticking(lambda: console.still(watchdog.in_words())))
 
     def turns(self) -> Figures | None:
         """Trains to the last step; returns its evaluation, or None where a signal stopped the run before."""
         figures = self._first_figures()
         if figures and "kept" in figures:  # The run has ended, perhaps before its last step.
             return figures
-        self.watchdog.begins("compiling and making the first step")
+        self.watchdog.begins("compiling the step")
         if self.first_step < self.steps:
-            self.compiling.enter_context(waiting("compiling the step", self.console.status))
+            self.console.say("compiling the step ...")
         for step in range(self.first_step + 1, self.steps + 1):
             last = step == self.steps
             self.trace.before(step)
@@ -312,19 +313,20 @@ class Run:
 
     def _first_step_done(self, step: int) -> None:
         jax.block_until_ready(self.metrics)
-        self.compiling.close()
         self.console.say(f"first step done {time.time() - self.started:.1f} s after the start")
         self.ledger.enter("train")
         self.log.begin(step)
 
     def _log(self, step: int, logging: bool) -> None:
-        """Writes the line of an earlier step, while the devices work on this one, and begins this step's."""
+        """Writes the row of an earlier step, while the devices work on this one, and begins this step's."""
         self.log.flush()
         if logging:
             self.ledger.move("data", self.feed.idle_seconds)
             self.feed.idle_seconds = 0.0
             self.log.take(step, self.metrics)
             self.metrics = {**self.zero_metrics, "skipped": self.metrics["skipped"]}
+        else:
+            self.log.look(step, self.metrics)
 
     def _check(self, step: int, logging: bool, waiting: bool) -> None:
         """Checks that the workdir is still ours and, where the run waits for the step, the loss too."""

@@ -4,6 +4,7 @@ import functools
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,20 @@ from vit_jax.data.sources import SOURCES
 from vit_jax.errors import UserError
 from vit_jax.evaluation.suites import SUITES
 from vit_jax.inspection import page_charts
-from vit_jax.inspection.html_page import Section, folded, inline, note, page, picture, table, write_text
+from vit_jax.inspection.html_page import (
+    Section,
+    breakable,
+    folded,
+    inline,
+    note,
+    page,
+    picture,
+    table,
+    write_text,
+)
 from vit_jax.interop.checkpoint import all_names, complete, model_name, sketch
 from vit_jax.models import FAMILIES, count_multiply_adds, count_parameters
+from vit_jax.models.model_card import parameter_shapes
 from vit_jax.progress import duration
 from vit_jax.runs.answer_sections import answer_sections
 from vit_jax.runs.bucket import shown
@@ -190,6 +202,7 @@ def run_page(run: RunFiles, live: bool = False) -> str:
     predicted = "".join(picture(caption, inline(png)) for caption, png in drawn.items())
     sections.append(Section(f"{split} images: original, visible, predicted", predicted, "pictures"))
     sections.append(Section("What it sees", _seen(run.workdir / SEEN_FOLDER), "pictures"))
+    sections.append(Section("", parameter_table(run.saved.manifest), ""))
     sections.append(Section("Config", config_values(run.saved), ""))
     refresh = REFRESH_SECONDS if live and not run.finished else None
     return page(title_of(run.saved), sections, refresh)
@@ -371,6 +384,25 @@ def _model_of(manifest: dict) -> tuple[type, dict] | None:
         return model and (model, complete(model, arguments))
     except UserError:  # Of an earlier version, whose arguments were others.
         return None
+
+
+def parameter_table(manifest: dict) -> str:
+    """The parameters of a run's model, folded: layers that differ in their number alone share a row."""
+    if (known := _model_of(manifest)) is None:
+        return ""
+    made, groups = sketch(*known), {}
+    for path, shape in parameter_shapes(made).items():
+        groups.setdefault((re.sub(r"(?<=/)\d+(?=/)", "*", path), shape), []).append(path)
+    rows = "".join(
+        f"<tr><td>{breakable(pattern if len(paths) > 1 else paths[0])}<td>{' × '.join(map(str, shape))}"
+        f"<td>{f'{len(paths)} × ' if len(paths) > 1 else ''}{math.prod(shape):,}</tr>"
+        for (pattern, shape), paths in groups.items()
+    )
+    head = "<tr><th>parameter<th>shape<th>numbers</tr>"
+    return folded(
+        f"The model's {count_parameters(made):,} parameters",
+        f'<div class="scroll"><table class="compared">{head}{rows}</table></div>',
+    )
 
 
 def with_unit(number: float) -> str:

@@ -1,9 +1,8 @@
-"""The description of a run at its start: parameters, model, data, decoding and devices."""
+"""The description of a run at its start: model, data, decoding and devices."""
 
 import math
 
 import jax
-from clu import parameter_overview
 from ml_collections import ConfigDict
 
 from vit_jax.data.class_names import shortened
@@ -16,23 +15,17 @@ from vit_jax.training.objectives import objective_of
 
 
 def describe(parts: Parts, manifest: dict) -> str:
-    """Parameters, data and devices of a run; the layers of the encoder are shown as one."""
+    """Model, data and devices of a run."""
     config, program, origin = parts.config, parts.program, parts.origin
-    shown = params = program.state["params"]
-    if blocks := params.get("blocks"):
-        stacked = jax.tree.map(
-            lambda first: jax.ShapeDtypeStruct((len(blocks), *first.shape), first.dtype), blocks["00"]
-        )
-        shown = params | {"blocks": {f"00-{len(blocks) - 1:02d}": stacked}}
-    table = parameter_overview.get_parameter_overview(shown, include_stats=False)
+    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(program.state["params"]))
     images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
     labelled = objective_of(config).labels
     objective = f"{config.objective.name}, {own:,} parameters of its own" if own else config.objective.name
     return "\n".join(
         [
-            table,
-            f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}",
+            f"model    {origin.name}, {config.data.image_size} pixels, {config.model.dtype}, "
+            f"{parameters:,} parameters",
             *(f"from     {line}" for line in origin.found),
             f"data     {config.data.source} {config.data.path}: {images['train']:,} images to train, "
             + (f"{images['dev']:,} to choose by, " if "dev" in images else "")

@@ -16,12 +16,19 @@ from vit_jax.training.program import Program
 MANY = 64  # Images that are not all classified correctly by chance.
 
 OPTIONS = {
-    "log_every": Option(50, whole(1), "Steps between lines of the log.", operational=True),
+    "log_every": Option(
+        50,
+        whole(1),
+        "Steps between rows of metrics.jsonl; the lines of the log come by time.",
+        operational=True,
+    ),
 }
 
 
 class TrainLog:
-    """Turns sums of metrics into a line and a row; a line is fetched only after the next step began.
+    """Turns sums of metrics into rows by step and lines by time.
+
+    A row is fetched only after the next step began.
 
     Args:
       images: in the training split.
@@ -101,33 +108,10 @@ class TrainLog:
         (step, sums), self._pending = self._pending, None
         sums = jax.device_get(sums)
         self.check(step, sums)
-        logged, trained, _ = self._logged
-        self._logged = step, *self._clock()
-        done, seconds = step - logged, self._logged[1] - trained
-
-        # Means are NaN where no step was finite, and null in the file.
-        finite = float(sums["steps"]) or float("nan")
-        means = {name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")}
-        row = {"epoch": step * self._batch_size / self._images}
-        row |= {f"train/{name}": value for name, value in means.items()}
-        row["train/learning_rate"] = float(self._schedule(step))
-        row["train/skipped_steps"] = float(sums["skipped"]["total"])
-        line = f"step {step}/{self._steps} | epoch {row['epoch']:.1f} | loss {means['loss']:.4f}"
-        for name in sorted(self._metrics):
-            line += f" | {name.replace('_', ' ')} {in_format(means[name], self._metrics[name], 1)}"
-        line += f" | lr {row['train/learning_rate']:.2e}"
-        if done:
-            speed = done * self._batch_size / seconds
-            row["train/images_per_second"] = speed
-            line += f" | {speed:,.0f} images/s ({speed / jax.device_count():,.0f} a device)"
-            if self._peak_speed:
-                row["train/mfu"] = speed / self._peak_speed
-                line += f" | MFU {row['train/mfu']:.1%}"
-            begun, _, since = self._begun
-            left = (self._logged[2] - since) / (step - begun) * (self._steps - step)
-            line += f" | {duration(left)} left"
-        row |= self._ledger.row()
-        self._console.status(line)
+        before, self._logged = self._logged, (step, *self._clock())
+        row, means = self._row(step, sums, before)
+        if step == self._steps or self._console.due:
+            self._console.status(self._line(step, row, means), last=step == self._steps)
         if not self._warned and (warning := self._objective.warning(means, step)):
             self._console.say(f"warning: {warning}")
             self._warned = True
@@ -135,7 +119,52 @@ class TrainLog:
         if first and (remark := self._suspicion.remark(means, step * self._batch_size)):
             self._console.say(f"warning: {remark}")
         if self._writer:
-            self._writer.write(step, row)
+            self._writer.write(step, row | self._ledger.row())
+
+    def look(self, step: int, metrics: dict) -> None:
+        """Writes the line of a step between two rows, where readers have waited for one.
+
+        Only this process waits for the step then: what is fetched lies on its own devices.
+        """
+        if self._console.late:
+            row, means = self._row(step, jax.device_get(metrics), self._logged)
+            self._console.status(self._line(step, row, means))
+
+    def _row(
+        self, step: int, sums: dict, before: tuple[int, float, float]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """The row of a step, and the means of the metrics since the last row.
+
+        Args:
+          before: step of the last row, and the clock then.
+        """
+        done, seconds = step - before[0], self._clock()[0] - before[1]
+        # Means are NaN where no step was finite, and null in the file.
+        finite = float(sums["steps"]) or float("nan")
+        means = {name: float(x) / finite for name, x in sums.items() if name not in ("steps", "skipped")}
+        row = {"epoch": step * self._batch_size / self._images}
+        row |= {f"train/{name}": value for name, value in means.items()}
+        row["train/learning_rate"] = float(self._schedule(step))
+        row["train/skipped_steps"] = float(sums["skipped"]["total"])
+        if done:
+            row["train/images_per_second"] = speed = done * self._batch_size / seconds
+            if self._peak_speed:
+                row["train/mfu"] = speed / self._peak_speed
+        return row, means
+
+    def _line(self, step: int, row: dict[str, float], means: dict[str, float]) -> str:
+        line = f"step {step}/{self._steps} | epoch {row['epoch']:.1f} | loss {means['loss']:.4f}"
+        for name in sorted(self._metrics):
+            line += f" | {name.replace('_', ' ')} {in_format(means[name], self._metrics[name], 1)}"
+        line += f" | lr {row['train/learning_rate']:.2e}"
+        if speed := row.get("train/images_per_second"):
+            line += f" | {speed:,.0f} images/s ({speed / jax.device_count():,.0f} a device)"
+            if "train/mfu" in row:
+                line += f" | MFU {row['train/mfu']:.1%}"
+            begun, _, since = self._begun
+            left = (self._clock()[1] - since) / (step - begun) * (self._steps - step)
+            line += f" | {duration(left)} left"
+        return line
 
     def account(self, step: int) -> None:
         """Writes where the time went until now, for the start that goes on from here."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vit_jax.options import Option, number
+from vit_jax.progress import LATE, duration
 
 OPTIONS = {
     "hang_seconds": Option(
@@ -49,6 +50,14 @@ class Watchdog:
     def done(self, what: str) -> None:
         """Notes that something was finished; the time counts from here."""
         self._last = time.monotonic(), what, ""
+
+    def in_words(self) -> str:
+        """Work that takes long: `compiling the step: 12 s so far`, `step 3 done 12 s ago`; empty: none."""
+        since, done, phase = self._last
+        passed = time.monotonic() - since
+        if passed < LATE:
+            return ""
+        return f"{phase[2:]}: {duration(passed)} so far" if phase else f"{done} done {duration(passed)} ago"
 
     def __enter__(self):
         self._last = time.monotonic(), *self._last[1:]
