@@ -18,7 +18,7 @@ def page() -> str:
         said = process.communicate()[0]
         if process.returncode:
             raise RuntimeError(f"the help of {name} fails")
-        said = said.partition("\n\nValues of the config, with")[0].replace(f"{ROOT}/", "").strip()
+        said = said.partition("\n\nValues of the config that")[0].replace(f"{ROOT}/", "").strip()
         parts += [f"## {name}", f"`vit-jax {name}`, which is `python -m vit_jax.{COMMANDS[name].module}`."]
         parts.append(f"```text\n{said}\n```")
         if "--config:" in said:

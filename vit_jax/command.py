@@ -11,33 +11,41 @@ import runpy
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax.config import VALUES, ConfigMistake, unknown_key
-from vit_jax.config_page import WIDTH, listing
+from vit_jax.config import VALUES, ConfigMistake, leaves, unknown_key
+from vit_jax.config_page import WIDTH, listing, short_listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
 from vit_jax.small_files import check_small
 
 _AS_IN_FILE = "_as_in_file"  # An attribute of a config, which is no value of it.
+# Values that are changed most, of a training.
+COMMON = (
+    *("data.source", "data.path", "data.train_split", "data.test_split", "data.image_size", "batch_size"),
+    *("epochs", "model.name", "optimizer.learning_rate", "optimizer.warmup_steps"),
+)
 WRITTEN = {"out", "embed", "dry_run"}  # Flags that name what a command writes: files and folders.
 
 
-def run(main: Callable[[list[str]], None]) -> None:
+def run(main: Callable[[list[str]], None], common: Sequence[str] = COMMON) -> None:
     """Parses the flags, calls `main` with the other arguments, and sets the right exit code.
 
     0: done, or stopped by a signal and saved. 2: the user's mistake. 141: nobody reads the output to its
     end, as with `| head`. A fault of ours is a traceback and 1. With `--help` it says what the command does
-    and lists the values of the config, with `--help=optimizer` those of one section, and no more.
+    and no more, on one screen; `--helpfull` lists all values of the config, `--help=optimizer` a section.
+
+    Args:
+      common: keys of the config's values that are changed most.
     """
     _print_any_name()
     with readers_may_leave(), mistakes():
         if (section := _help_asked()) is not None:
-            print(_help(section))
+            print(_help(section, common))
             return
         main(parse_flags())
 
@@ -51,20 +59,32 @@ def _print_any_name() -> None:
 
 
 def _help_asked() -> str | None:
-    """The section of `--help=SECTION`; empty for `--help` alone, None without."""
+    """The section of `--help=SECTION`, `full` for all; empty for `--help` alone, None without."""
     for argument in sys.argv[1:]:
-        if asked := re.fullmatch(r"-h|--?help(?:=(.*))?", argument):
-            return asked[1] or ""
+        if asked := re.fullmatch(r"-h|--?help(?:=(.*)|(full))?", argument):
+            return asked[1] or asked[2] or ""
     return None
 
 
-def _help(section: str) -> str:
-    """Says what the command does, its flags, and the values of its config; or lists a section of these."""
-    values = listing(section or None) if "config" in flags.FLAGS else ""
-    if section:
-        return values
+def _help(section: str, common: Sequence[str]) -> str:
+    """Says what the command does, its flags, and values of its config; or lists a section of these."""
+    takes_config = "config" in flags.FLAGS
+    if section not in ("", "full"):
+        return listing(section) if takes_config else ""
     about = f"{sys.modules['__main__'].__doc__.strip()}\n\n{_flags_of_command()}"
-    return f"{about}\n\nValues of the config, with their defaults\n\n{values}" if values else about
+    if not takes_config:
+        return about
+    if section == "full":
+        return f"{about}\n\nValues of the config, with their defaults\n\n{listing()}"
+    values = {key: VALUES[key].default for key in common}
+    for argument in sys.argv[1:]:
+        if named := re.fullmatch(r"--?config=(.+)", argument):
+            found = dict(leaves(read_config(named[1])))
+            values = {key: found[key] for key in common}
+            if found["auto"] != "none":  # Values that the file leaves open are chosen.
+                values |= {key: "..." for key, value in values.items() if value == VALUES[key].default}
+    shown = f"Values of the config that are changed most:\n{short_listing(values)}"
+    return f"{about}\n\n{shown}\n\n--helpfull lists all values, --help=optimizer those of one section."
 
 
 def _flags_of_command() -> str:

@@ -1,6 +1,8 @@
 """All values of a config in words: a page of Markdown, and a listing for the terminal."""
 
 import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from vit_jax.config import DECLARED_IN, SECTIONS, VALUES
 from vit_jax.errors import UserError, nearest
@@ -16,7 +18,7 @@ def page() -> str:
         "# Every value of a config",
         "",
         "Written by `python docs/write_config.py` from the options that the files of the package declare;",
-        "`python -m vit_jax.main --help` lists the same, and `--help=optimizer` one section of it.",
+        "`python -m vit_jax.main --helpfull` lists the same, and `--help=optimizer` one section of it.",
         "A config file sets a value as `config.optimizer.learning_rate = 1e-3`, the command line as",
         "`--config.optimizer.learning_rate=1e-3` or, where None is allowed, `--config.data.dev_split=None`.",
     ]
@@ -44,11 +46,23 @@ def listing(section: str | None = None) -> str:
     for name, title in SECTIONS.items() if section is None else [(section, SECTIONS[section])]:
         lines += ["", *textwrap.wrap(f"{title}:", WIDTH)]
         for key in _keys(name):
-            option = VALUES[key]
-            lines.append(f"  --config.{key}={option.default}")
-            meaning = f"{_meaning(option)} ({_may_be(option)})"
-            lines += textwrap.wrap(meaning, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+            lines += [*_lines(key, VALUES[key].default)]
     return "\n".join(lines[1:])
+
+
+def short_listing(values: Mapping[str, Any]) -> str:
+    """Some values for a terminal, a line for the flag and one or two for the meaning.
+
+    Args:
+      values: of the config, by their dotted keys.
+    """
+    return "\n".join(line for key, value in values.items() for line in _lines(key, value))
+
+
+def _lines(key: str, value: Any) -> Iterator[str]:
+    yield f"  --config.{key}={value}"
+    meaning = f"{_meaning(VALUES[key])} ({_may_be(VALUES[key])})"
+    yield from textwrap.wrap(meaning, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
 
 def _keys(section: str) -> list[str]:

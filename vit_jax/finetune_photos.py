@@ -19,6 +19,10 @@ from vit_jax import command  # noqa: E402
 from vit_jax.config import check  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
+COMMON = (
+    *("data.classes", "data.image_size", "batch_size", "steps", "optimizer.learning_rate"),
+    *("finetune.head", "finetune.train", "early_stopping", "data.flip", "seed"),
+)
 LEAK_SECONDS = 10.0  # Of the search for near-duplicates of test images.
 
 CONFIG = command.define_config("The recipe.", "my_images")
@@ -66,4 +70,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, COMMON)

@@ -24,8 +24,10 @@ def test_help_says_what_a_command_does_and_its_flags(run, command, flag):
 
 
 def test_help_lists_every_value_and_one_section_of_them(run):
-    everything = run("--help").stdout
+    everything = run("--helpfull").stdout
     assert all(f"\n  --config.{key}=" in everything for key in VALUES)
+    short = run("--help", "--config=configs/quickstart.py").stdout
+    assert short.count("\n") < 60 and "--config.batch_size=128" in short and "--helpfull lists all" in short
     section = run("--help=optimizer").stdout
     assert "--config.optimizer.beta1=0.9\n      Decay of the first moment" in section
     assert "--config.data" not in section
