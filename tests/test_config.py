@@ -60,8 +60,17 @@ TABLE_3 |= {
     "bit_r152x2_jft": (7, 6e-4, "linear", 0.1, None),
     "bit_r200x3_jft": (14, 6e-4, "linear", 0.1, None),  # Its rate is not published.
 }
-OTHER_JOBS = ("augreg_i1k", "augreg_i21k", "finetune", "finetune_elpv", "my_images", "quickstart")
+OTHER_JOBS = (
+    "augreg_i1k",
+    "augreg_i21k",
+    "finetune",
+    "finetune_elpv",
+    "my_images",
+    "my_images_unlabelled",
+    "quickstart",
+)
 OTHER_JOBS += (
+    "my_images_unlabelled",
     "dino",
     "dino_digits",
     "dinov2",

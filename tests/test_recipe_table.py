@@ -110,6 +110,7 @@ def test_every_recipe_that_has_authors_code_is_in_the_table():
         "finetune_elpv",
         "masked_patch_b16",
         "my_images",
+        "my_images_unlabelled",
     }
     others |= {"quickstart"}
     configs = {path.stem for path in (Path(__file__).parents[1] / "configs").glob("*.py")}

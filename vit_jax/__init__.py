@@ -12,7 +12,7 @@ from vit_jax.simulated_devices import give_threads_to_simulated_devices
 
 if TYPE_CHECKING:
     from vit_jax.errors import UserError
-    from vit_jax.interface import FineTuned, finetune, train
+    from vit_jax.interface import FineTuned, Pretrained, finetune, pretrain, train
     from vit_jax.load import Prediction, load_model
     from vit_jax.models import MODELS, ModelCard, create_model, list_models, model_card
     from vit_jax.save import save_model
@@ -23,12 +23,14 @@ __all__ = [
     "FineTuned",
     "ModelCard",
     "Prediction",
+    "Pretrained",
     "UserError",
     "create_model",
     "finetune",
     "list_models",
     "load_model",
     "model_card",
+    "pretrain",
     "save_model",
     "train",
 ]
@@ -39,12 +41,14 @@ _MODULES = {
     "MODELS": "models",
     "ModelCard": "models",
     "Prediction": "load",
+    "Pretrained": "interface",
     "UserError": "errors",
     "create_model": "models",
     "finetune": "interface",
     "list_models": "models",
     "load_model": "load",
     "model_card": "models",
+    "pretrain": "interface",
     "save_model": "save",
     "train": "interface",
 }

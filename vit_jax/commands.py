@@ -35,6 +35,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("main"),
     "finetune": Command("finetune_photos"),
+    "pretrain": Command("pretrain_photos"),
     "report": Command("report"),
     "sweep": Command("sweep"),
     "evaluate": Command("evaluate"),

@@ -139,9 +139,65 @@ def finetune(
     """
     from vit_jax.runs.choices import next_workdir
 
-    config = read_config("my_images")
     short = {"data.path": str(images), "data.groups": group, "minutes": minutes}
     short["finetune.checkpoint"] = None if checkpoint is None else str(checkpoint)
+    config = _changed(read_config("my_images"), short, values)
+    folder = Path(workdir or next_workdir(str(images)))
+    return FineTuned(folder, train(config, folder, on_log=on_log))
+
+
+class Pretrained(NamedTuple):
+    """A model that was trained without labels.
+
+    Attributes:
+      workdir: the run's folder, which `load_model` and `finetune` take.
+      figures: of held-out images by name, `views_matched`, `loss` and the like, and `knn` where there are
+        labels; empty where the run was stopped before its end.
+    """
+
+    workdir: Path
+    figures: dict[str, float]
+
+
+def pretrain(
+    images: str | Path,
+    checkpoint: str | Path | None = None,
+    workdir: str | Path | None = None,
+    *,
+    minutes: float | None = None,
+    values: Mapping[str, Any] | None = None,
+    on_log: Callable[[int, dict[str, float]], None] | None = None,
+) -> Pretrained:
+    """Trains a model without labels on images of one's own, as `vit-jax pretrain` does.
+
+    Args:
+      images: a folder of images, nested in any way.
+      checkpoint: what `load_model` takes, or a published model's name; `scratch`: random parameters; None:
+        DINOv2 of the Hub.
+      workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so on.
+      minutes: the time that it may take, about; None: 10 on CPUs.
+      values: of the config by their dotted keys, in place of those that are chosen.
+      on_log: as of `train`.
+
+    Raises:
+      UserError: there are no images or no checkpoint, a value does not fit, or no step fits into memory.
+    """
+    from vit_jax.runs.choices import next_workdir
+    from vit_jax.runs.choices.pretraining import start_from
+
+    short = {"data.path": str(images), "minutes": minutes}
+    config = _changed(read_config("my_images_unlabelled"), short, values)
+    start_from(config, None if checkpoint is None else str(checkpoint))
+    folder = Path(workdir or next_workdir(str(images)))
+    return Pretrained(folder, train(config, folder, on_log=on_log))
+
+
+def _changed(config: ConfigDict, short: Mapping[str, Any], values: Mapping[str, Any] | None) -> ConfigDict:
+    """The config with the values that are not None of `short`, and with all of `values`.
+
+    Raises:
+      UserError: a key that no config has, or a value of another type.
+    """
     changes = {key: value for key, value in short.items() if value is not None} | dict(values or {})
     for key in sorted(changes.keys() - VALUES.keys()):
         raise UserError(unknown_key(key))
@@ -149,8 +205,7 @@ def finetune(
         config.update_from_flattened_dict(changes)
     except (TypeError, ValueError) as error:
         raise UserError(" ".join(str(error).split())) from error
-    folder = Path(workdir or next_workdir(str(images)))
-    return FineTuned(folder, train(config, folder, on_log=on_log))
+    return config
 
 
 def _describes_model(key: str) -> bool:

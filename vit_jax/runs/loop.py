@@ -28,7 +28,7 @@ from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.goodput import Ledger, read_rows
 from vit_jax.runs.memory_check import MemoryCheck
-from vit_jax.runs.periodic_evaluation import Figures, PeriodicEvaluation, in_words
+from vit_jax.runs.periodic_evaluation import KNN, Figures, PeriodicEvaluation, in_words, since_start
 from vit_jax.runs.preemption import StopSignal
 from vit_jax.runs.probe_head import with_probe_head
 from vit_jax.runs.profiler_trace import Trace, named_steps
@@ -269,6 +269,8 @@ class Run:
             self.checkpoints.wait()
             (line,) = in_words({"test": figures["test"]}, self.evaluation.metrics)
             self.console.say(f"done after {duration(time.time() - self.started)} | {line}")
+            for line in since_start(read_rows(self.evaluation.workdir / METRICS)):
+                self.console.say(line)
             self.console.say(self.ledger.in_words())
             self.console.say(f"report: {shown(report.parent)}/{report.name}")
 
@@ -301,8 +303,9 @@ class Run:
         """The evaluation of the step that the run goes on from, made now where a signal had cut it off."""
         step, last = self.first_step, self.first_step >= self.steps
         figures = self.evaluation.restored(self.checkpoints.figures.get(step))
-        if step == 0 and figures is None and self.config.finetune.head == "probe":
-            if (figures := self._evaluate_probe()) is not None:
+        compared = self.config.finetune.head == "probe" or self.config.auto == "pretrain"
+        if step == 0 and figures is None and compared:
+            if (figures := self._evaluate_start()) is not None:
                 self._save(step, figures)
         elif figures is None and step and (last or step % self.config.evaluate_every == 0):
             figures = self._evaluate(step, last)
@@ -360,7 +363,8 @@ class Run:
             self.checkpoints.wait()
             items = {key: item for key, item in as_items(state, self.metrics).items() if key != "optimizer"}
             self.console.say(
-                f"kept: the parameters of step {best}, the best on the {SPOKEN[chosen_by]} images"
+                f"kept: the parameters of step {best}, the best "
+                + ("by k-NN" if KNN in saved else f"on the {SPOKEN[chosen_by]} images")
                 + (f"; none was better in {patience} evaluations" if stops_early else "")
             )
             best_items = self.checkpoints.restore(best, items)
@@ -374,10 +378,10 @@ class Run:
         self.state = state
         return {chosen_by: figures[chosen_by], "kept": {"step": best}} | tested
 
-    def _evaluate_probe(self) -> Figures | None:
-        """The evaluation of the first parameters, whose head is a linear probe's: dev and test images."""
+    def _evaluate_start(self) -> Figures | None:
+        """The evaluation of the first parameters, with which later ones are compared: dev and test images."""
         self.ledger.enter("evaluate")
-        self.watchdog.begins("evaluating the linear probe")
+        self.watchdog.begins("evaluating the first parameters")
         splits = dict.fromkeys((self.evaluation.chosen_by, "test"))
         return self.evaluation(0, self.state, self._go_on, [*splits], last=False)
 

@@ -1,6 +1,6 @@
 """The evaluations of a run while it trains and at its end: their figures, lines, pictures and report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -18,6 +18,7 @@ from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Judged
 from vit_jax.training.step import State
 
+KNN = "knn"  # The figure that chooses among checkpoints of a training without labels: the mean of all k-NN.
 Figures = dict[str, dict[str, float]]  # The figures of an evaluation, by split.
 
 OPTIONS = {
@@ -102,6 +103,9 @@ class PeriodicEvaluation:
             self._writer.write(step, by_name(figures, "/") | row | chosen)
             if predictions := self._evaluate.predictions(split, step):
                 keep(self.workdir, predictions)
+        by_neighbours = [value for key, value in row.items() if key.startswith(f"{KNN}/")]
+        if self._parts.config.auto == "pretrain" and by_neighbours and self._chosen_by in figures:
+            figures[self._chosen_by][KNN] = sum(by_neighbours) / len(by_neighbours)
         if self._evaluate.draws:
             self._draw(step, judged)
         return figures
@@ -162,6 +166,24 @@ def by_name(figures: Figures, between: str) -> dict[str, float]:
     return {
         f"{split}{between}{name}": value for split, found in figures.items() for name, value in found.items()
     }
+
+
+def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Lines on k-NN and matched views of the first parameters and of those that the run ended with.
+
+    Args:
+      rows: of the run, in the order of their steps.
+    """
+    first = next((row for row in rows if row["step"] == 0), {})
+    last = next((row for row in reversed(rows) if "test/loss" in row), {})
+    lines = []
+    for key in first:
+        if key in last and (key.startswith(f"{KNN}/") or key == "test/views_matched"):
+            parts = {f"{KNN}/": "k-NN accuracy on ", "test/": "test "}
+            start = next(start for start in parts if key.startswith(start))
+            name = parts[start] + key.removeprefix(start).replace("_", " ")
+            lines.append(f"{name}: {first[key]:.2%} before, {last[key]:.2%} after")
+    return lines
 
 
 def in_words(figures: Figures, metrics: dict[str, str]) -> list[str]:

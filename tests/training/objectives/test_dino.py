@@ -247,6 +247,10 @@ def test_collapse_is_said_after_a_twentieth_of_the_run(means, words):
     [
         ({"objective.centring": "sinkhorn", "micro_batches": 2}, "needs the whole batch"),
         ({"objective.koleo": 0.1, "micro_batches": 2}, "compares the images of a batch"),
+        (
+            {"objective.koleo": 0.1, "objective.koleo_group": 8, "micro_batches": 2},
+            "an objective.koleo_group",
+        ),
         ({"objective.koleo_group": 5}, "a divisor of batch_size"),
         ({"objective.teacher_momentum": 1.5}, "objective.teacher_momentum"),
     ],
@@ -257,6 +261,13 @@ def test_values_that_do_not_fit_are_refused_in_one_line(values, words):
     config.update_from_flattened_dict(values)
     with pytest.raises(UserError, match=words):
         check(config)
+
+
+def test_koleo_of_groups_may_be_cut_into_micro_batches_of_whole_groups():
+    config = setup()[1]
+    values = {"objective.koleo": 0.1, "objective.koleo_group": 4, "micro_batches": 2, "steps": 10}
+    config.update_from_flattened_dict(values)
+    check(config)
 
 
 @pytest.mark.parametrize("values", [{"objective.centring": "sinkhorn"}, {"objective.koleo": 0.1}])

@@ -267,7 +267,7 @@ def _listed_split(root: str, split: str) -> tuple[str, list[str], set[str]]:
     root = root.rstrip("/")
     where = (root if split == "all" else f"{root}/{split}").rstrip("/") or "/"
     paths, folders = _list(where)
-    if paths or folders:
+    if paths or folders or (split == "all" and os.path.isdir(where)):
         return where, paths, folders
     siblings = sorted(_list(root or "/")[1])
     named = [name for name in siblings if split_name(name) == split]

@@ -59,7 +59,7 @@ def settle(
     config = config.copy_and_resolve_references().unlock()
     if (saved := saved_run(workdir)) and steps_made(workdir):
         values = dict(leaves(saved.config)) | given
-        if "data.path" in given and "data.source" not in given:
+        if config.auto == "finetune" and "data.path" in given and "data.source" not in given:
             values["data.path"] = data_at(given["data.path"]).path
     else:
         job = import_module(f"{__name__}.{JOBS[config.auto]}")

@@ -161,9 +161,9 @@ OPTIONS = {
         number(least=0),
         "Weight of KoLeo in dino's loss, which keeps class tokens of different images apart.",
         fits=lambda value, config: unless(
-            not value or _sees_whole_batch(config),
-            "0 with micro_batches above 1 or optimizer.sum_gradients='float32_once': "
-            "KoLeo compares the images of a batch",
+            not value or _sees_whole_batch(config) or _sees_whole_groups(config),
+            "0 with micro_batches above 1 or optimizer.sum_gradients='float32_once': KoLeo compares the "
+            "images of a batch; micro_batches may be above 1 with an objective.koleo_group that divides one",
         ),
         needs=of_objectives("dino"),
     ),
@@ -217,6 +217,13 @@ OPTIONS = {
 
 def _sees_whole_batch(config: ConfigDict) -> bool:
     return config.micro_batches == 1 and config.optimizer.sum_gradients == "as_computed"
+
+
+def _sees_whole_groups(config: ConfigDict) -> bool:
+    """True where each group of KoLeo lies in one micro-batch."""
+    group = config.objective.koleo_group
+    whole = group is not None and config.batch_size % (config.micro_batches * group) == 0
+    return whole and config.optimizer.sum_gradients == "as_computed"
 
 
 class TeacherHeads(nnx.Module):

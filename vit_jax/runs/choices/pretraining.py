@@ -1,0 +1,370 @@
+"""The values of a training without labels on one's own images: crops, batch, length, rates, with reasons.
+
+The losses are DINOv2's (2304.07193), of a ViT that goes on from trained parameters at a low learning rate. A
+model without patch tokens learns by DINO's alone.
+"""
+
+import math
+import os
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax.config import VALUES, unread
+from vit_jax.data.decode import INTERPOLATIONS
+from vit_jax.data.sources import open_source
+from vit_jax.data.sources.base import Source
+from vit_jax.data.sources.folder import folders_in
+from vit_jax.data.sources.folder_rules import is_ignored, split_name
+from vit_jax.errors import UserError
+from vit_jax.interop.checkpoint import Checkpoint, complete, fit, sketch
+from vit_jax.models import count_multiply_adds, model_factory
+from vit_jax.models.image_model import TokenModel
+from vit_jax.models.vit import ViT
+from vit_jax.parallel.chips import GIB, memory_of
+from vit_jax.published.weights import checkpoint_of
+from vit_jax.runs.assemble import assemble
+from vit_jax.runs.choices.choice import Choice
+from vit_jax.runs.choices.data_at import data_at
+from vit_jax.runs.choices.device import flops_per_second
+from vit_jax.runs.choices.finetuning import DEFAULT_CHECKPOINT, LARGE_CHECKPOINT
+from vit_jax.runs.choices.image_sizes import short_sides
+from vit_jax.runs.memory_check import changed, needs_of
+from vit_jax.runs.splits import SPLIT_KEYS
+from vit_jax.runs.workdir import open_any
+from vit_jax.training.program import model_arguments
+
+MINUTES = 10.0  # Of a run on CPUs, where none are given.
+FEWEST = 4  # Images, so that two are trained on and two are held out.
+SCRATCH = "scratch"  # The name of random parameters in place of a checkpoint.
+TRAINED = 0.5  # The share of the time that steps may take; the rest compiles, evaluates and saves.
+MOST_STEPS, LEAST_STEPS, PASSES = 1000, 10, 50
+LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Pixels of a large crop, and patches of one at least.
+LOCAL_SIDE = 98 / 224  # Of a large crop's.
+EVALUATIONS = 4
+MOST_COMPARED = 500  # Images whose neighbours are looked for, and as many to look among.
+NEIGHBOURS = 10
+TAKEN = 2  # Times the activations at best: what a compiler may take.
+FREE = 0.8  # The share of the free memory that a step may take.
+
+
+class Start(NamedTuple):
+    """The model that a run starts from.
+
+    Attributes:
+      checkpoint: None: random parameters.
+    """
+
+    model: type[nnx.Module]
+    arguments: dict[str, Any]
+    checkpoint: Checkpoint | None
+
+    def multiply_adds(self, size: int) -> int:
+        """Those of one image of this size."""
+        if self.checkpoint is not None:
+            arguments, _, _ = fit(self.checkpoint, {"image_size": size, "num_classes": 0}, new_head=True)
+        else:
+            arguments = complete(self.model, self.arguments | {"image_size": size, "num_classes": 0})
+        return count_multiply_adds(sketch(self.model, arguments))
+
+
+def start_from(config: ConfigDict, name: str | None) -> None:
+    """Sets the start of a run: a checkpoint, a published model's name, or `scratch`; None: the default."""
+    if name == SCRATCH:
+        config.model.name = config.model.name or ("ViT-Ti/16" if _on_cpu() else "ViT-S/16")
+    elif name is not None:
+        config.finetune.checkpoint = checkpoint_of(name)
+
+
+def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+    """Chooses the values of a training without labels that are not the user's.
+
+    Args:
+      config: with `data.path`, and perhaps `finetune.checkpoint`, `model.name` and `minutes`.
+      given: keys whose values are the user's.
+
+    Raises:
+      UserError: there are no images or no checkpoint, or not even a small batch fits into memory.
+    """
+    config = config.copy_and_resolve_references().unlock()
+    choices: list[Choice] = []
+    given = {*given} - {"data.path"}  # Which may be told more exactly.
+
+    def take(more: list[Choice]) -> None:
+        choices.extend(more)
+        config.update_from_flattened_dict({one.key: one.value for one in more if one.key not in given})
+
+    take(_data(config, given))
+    train, more = _splits(config, given)
+    take(more)
+    start, more = _start(config)
+    take(more)
+    take(_method(config, start, len(train)))
+    take(_crops(config, start, train))
+    take(_length(config, given, start, len(train)))
+    take(_comparison(config, train))
+    needless = {key: VALUES[key].default for key in unread(config) if key not in given}
+    choices = [one for one in choices if one.key not in needless]
+    take([Choice(key, value, "the other values need none") for key, value in needless.items()])
+    take(_memory(config, given))
+    return choices
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def _seconds(config: ConfigDict) -> float | None:
+    """The time of the run; None: as long as it takes, on accelerators."""
+    if config.minutes is not None:
+        return 60 * config.minutes
+    return 60 * MINUTES if _on_cpu() else None
+
+
+def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+    path = config.data.path
+    if not path:
+        raise UserError("name the images: vit-jax pretrain PHOTOS, or --config.data.path=PHOTOS")
+    if "data.source" in given:
+        return []
+    if "://" in path or (os.path.isdir(path) and not os.path.isfile(os.path.join(path, "dataset_info.json"))):
+        return [Choice("data.source", "folder", "a folder of images, nested in any way")]
+    found = data_at(path)
+    choices = [Choice("data.source", found.kind, found.words)]
+    return choices + ([Choice("data.path", found.path, "the data set there")] if found.path != path else [])
+
+
+def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Choice]]:
+    """The images to train on, and those that are held out."""
+    data, choices = config.data, []
+    if not {f"data.{key}" for key in SPLIT_KEYS} & {*given}:
+        names = _split_names(config)
+        whole = "train" if "train" in names else "all"
+        count = len(_open(config, whole))
+        if count < FEWEST:
+            raise UserError(
+                f"{data.path} has {count} images; training without labels needs {FEWEST} at least"
+            )
+        first, second = (90, 95) if count >= 400 else (80, 90) if count >= 40 else (50, 75)
+        reason = "the folder has splits: no other is trained on" if whole == "train" else "without labels"
+        choices = [
+            Choice("data.train_split", f"{whole}[:{first}%]", f"{first} % of {count:,} images, {reason}"),
+            Choice(
+                "data.dev_split", f"{whole}[{first}%:{second}%]", "held out: views are matched among them"
+            ),
+            Choice("data.test_split", f"{whole}[{second}%:]", "the same, at the end"),
+        ]
+    split = next((one.value for one in choices if one.key == "data.train_split"), data.train_split)
+    return _open(config, split), choices
+
+
+def _split_names(config: ConfigDict) -> set[str]:
+    data = config.data
+    if data.source != "folder":
+        path = data.path if os.path.exists(data.path) else f"{data.source}:{data.path}"
+        return {*data_at(path).splits}
+    if "://" in data.path:
+        return {"all"}
+    folders = [os.path.basename(folder) for folder in folders_in(data.path)]
+    folders = [name for name in folders if not is_ignored(name)]
+    splits = {*filter(None, map(split_name, folders))}
+    return splits if folders and all(map(split_name, folders)) else {"all"}
+
+
+def _open(config: ConfigDict, split: str, labels: bool = False) -> Source:
+    data = config.data
+    return open_source(data.source, split, path=data.path, label_key=data.label_key, labels=labels)
+
+
+def _start(config: ConfigDict) -> tuple[Start, list[Choice]]:
+    """The model, and the values that follow from it."""
+    choices, name = [], config.finetune.checkpoint
+    if name is None and config.model.name:
+        build = model_factory(**model_arguments(config), num_classes=0)
+        start = Start(build.func, dict(build.keywords), None)
+    else:
+        if name is None:
+            name = DEFAULT_CHECKPOINT if _on_cpu() else LARGE_CHECKPOINT
+            choices.append(
+                Choice("finetune.checkpoint", name, "DINOv2: few images teach little from scratch")
+            )
+        try:
+            checkpoint = open_any(name)
+        except UserError as error:
+            if not choices:
+                raise
+            raise UserError(
+                f"no checkpoint is given, and the default cannot be fetched ({error}); give "
+                "--from=CHECKPOINT: a folder of timm or Transformers, a .npz, a workdir; or --from=scratch"
+            ) from error
+        start = Start(checkpoint.model, checkpoint.arguments, checkpoint)
+        seen = checkpoint.preprocessing
+        if seen is None or seen.interpolation in INTERPOLATIONS:
+            choices.append(Choice("data.interpolation", None, "as the checkpoint's preprocessing"))
+    if not _on_cpu():
+        choices.append(Choice("model.dtype", "bfloat16", "the device computes in it"))
+    elif issubclass(start.model, ViT):
+        choices.append(Choice("model.scan", True, "compiles one layer for all: a minute less on a CPU"))
+    return start, choices
+
+
+def _method(config: ConfigDict, start: Start, count: int) -> list[Choice]:
+    """The losses and the heads."""
+    choices = []
+    found = start.checkpoint and start.checkpoint.objective
+    masks = issubclass(start.model, TokenModel) and start.arguments.get("pooling", "cls") == "cls"
+    masks = masks and start.arguments.get("resnet_blocks") is None
+    name = (
+        "DINOv2's: views, masked patches, KoLeo"
+        if masks
+        else "DINO's: the model has no class and patch tokens"
+    )
+    choices.append(Choice("objective.name", "dino", f"losses are {name}"))
+    if not masks:
+        choices.append(Choice("objective.patch_weight", 0.0, "no patch tokens to mask"))
+    if found and found.name == "dino":
+        choices += [
+            Choice(f"objective.{key}", x, "the checkpoint's heads") for key, x in found.values.items()
+        ]
+    else:
+        prototypes = 2 ** min(16, max(8, round(math.log2(max(1, count)))))
+        choices.append(Choice("objective.prototypes", prototypes, f"about one for each of {count:,} images"))
+    return choices
+
+
+def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
+    """Sizes and number of crops, by the time that there is."""
+    patch = start.arguments.get("patch_size") or 32
+    patch = max(patch) if isinstance(patch, tuple) else patch
+    seconds, count = _seconds(config), len(train)
+    native = max(complete(start.model, start.arguments)["image_size"])
+    largest = max(patch, min(LARGE_SIDE, native) // patch * patch)
+    sides = [size for size in range(largest, 0, -patch) if size >= SMALLEST_SIDE * patch] or [largest]
+    crops = config.objective.local_crops if seconds is None else 2
+    for size in sides:
+        local = max(patch, round(size * LOCAL_SIDE / patch) * patch)
+        if seconds is None or count * _step_seconds(start, size, local, crops) <= TRAINED * seconds:
+            break
+    reason = f"a multiple of the patch's {patch}"
+    reason += "" if size == largest else f", as large as {seconds / 60:g} minutes allow"
+    return [
+        Choice("data.image_size", size, f"{reason}; the images' shorter sides are {short_sides(train)}"),
+        Choice("data.test_resize", round(size * 8 / 7), "its central part is seen"),
+        Choice("objective.local_size", local, "less than half of it, in small crops"),
+        Choice("objective.local_crops", crops, "the authors'" if seconds is None else "few, to save time"),
+    ]
+
+
+def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
+    """The time of training on an image: two large crops, which teacher and student see, and small ones."""
+    large, small = start.multiply_adds(size), start.multiply_adds(local)
+    return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
+
+
+def _length(config: ConfigDict, given: Collection[str], start: Start, count: int) -> list[Choice]:
+    """Batch, steps, rates and the teacher's momentum."""
+    seconds = _seconds(config)
+    batch = min(config.batch_size if seconds is None else 32, 2 ** int(math.log2(max(2, count))))
+    batch = config.batch_size if "batch_size" in given else batch
+    steps = max(LEAST_STEPS, min(MOST_STEPS, PASSES * count // batch))
+    reason = f"{steps * batch / count:.0f} passes over {count:,} images, {MOST_STEPS:,} steps at most"
+    if seconds is not None:
+        sizes = config.data.image_size, config.objective.local_size, config.objective.local_crops
+        possible = int(TRAINED * seconds / (batch * _step_seconds(start, *sizes)))
+        if possible < steps:
+            steps = max(LEAST_STEPS, possible)
+            reason = f"{steps * batch / count:.1f} passes over {count:,} images, in {seconds / 60:g} minutes"
+    if "steps" in given or config.epochs:
+        steps = config.steps if "steps" in given else math.ceil(config.epochs * count / batch)
+    scratch = start.checkpoint is None
+    rate = float(f"{(5e-4 if scratch else 1e-5) * math.sqrt(batch / 64):.2g}")
+    momentum = round(min(0.9995, max(0.9, 1 - 6 / steps)), 4)
+    every = (
+        config.evaluate_every
+        if "evaluate_every" in given
+        else steps
+        if seconds is not None
+        else max(1, steps // EVALUATIONS)
+    )
+    return [
+        Choice("batch_size", batch, f"{count:,} images to train on"),
+        *([Choice("steps", None, "the epochs")] if config.epochs else [Choice("steps", steps, reason)]),
+        Choice(
+            "optimizer.learning_rate", rate, "from random parameters" if scratch else "low: features last"
+        ),
+        Choice("optimizer.warmup_steps", max(1, steps // 10), "a tenth of the steps"),
+        Choice("objective.teacher_momentum", momentum, "the teacher averages a sixth of the steps"),
+        Choice("evaluate_every", every, "at the end" if every == steps else f"{EVALUATIONS} evaluations"),
+        Choice("checkpoint.every", every, "with each evaluation"),
+        Choice("log_every", max(1, steps // 10), "ten lines"),
+    ]
+
+
+def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
+    """k-NN before and after, where folders or a data set give labels."""
+    data = config.data
+    whole = data.train_split.partition("[")[0]
+    reason = "no k-NN, as there are no labels: compare views matched, before and after"
+    none = [Choice("knn.every", 0, reason)]
+    if "@" in data.path or "://" in data.path:
+        return none
+    try:
+        source = _open(config, whole, labels=True)
+        table = source.known_labels()
+    except UserError:
+        return none
+    if table is None or table.shape[1] != 1 or (table < 0).any() or len(source) < len(train):
+        return none
+    counts = np.bincount(table[:, 0])
+    if len(source.class_names) < 2 or np.median(counts[counts > 0]) < 4:
+        return none
+    many = min(len(source) // 2, MOST_COMPARED)
+    halves = f"{whole}[:{many}],{whole}[{many}:{2 * many}]"
+    reason = f"labels of {len(source.class_names)} classes, which are not trained on"
+    return [
+        Choice("knn.sets", (f"{data.source}:{data.path}@{halves}",), reason),
+        Choice("knn.every", config.evaluate_every, "before, and with each evaluation"),
+        Choice("knn.neighbours", (min(NEIGHBOURS, many),), f"of {many:,} images, for {many:,} others"),
+        Choice("checkpoint.keep_best", 1, "the best by k-NN, if need be the features of the start"),
+        Choice("checkpoint.final", "best", "so that no features are kept that became worse"),
+    ]
+
+
+def _memory(config: ConfigDict, given: Collection[str]) -> list[Choice]:
+    """Micro-batches, and what is computed anew in the backward pass, so that a step fits."""
+    limit, free = memory_of(jax.local_devices()[0])
+    if limit is None:
+        return []
+    parts = assemble(config.copy_and_resolve_references().lock())
+    there = FREE * min(limit, free)
+    remats = ("none", "full") if issubclass(parts.origin.model, TokenModel) else ("none",)
+    tries = [(remat, 2**power) for remat in remats for power in range(8)]
+    first = None
+    for remat, micro in tries:
+        size = config.batch_size // micro
+        if config.batch_size % micro or size < 2:
+            continue
+        changes: dict[str, Any] = {}
+        if micro > 1:
+            changes = {"micro_batches": micro}
+            if config.objective.koleo:
+                changes["objective.koleo_group"] = size
+        if remat != "none":
+            changes["model.remat"] = remat
+        if changes.keys() & {*given}:
+            continue
+        other = changed(config, changes)
+        needs = needs_of(parts.program_of(other), other, parts.splits.train.max_labels)
+        bytes_needed = needs.certain + TAKEN * needs.activations
+        first = first or bytes_needed
+        if bytes_needed <= there:
+            reason = f"a step at once needs {first / GIB:.1f} GiB, and {there / GIB:.1f} are free"
+            return [Choice(key, value, reason) for key, value in changes.items()]
+    raise UserError(
+        f"not even 2 images of {config.data.image_size} pixels fit into the {there / GIB:.1f} GiB that are "
+        "free: give a smaller model with --from, or --config.data.image_size=96"
+    )
