@@ -13,8 +13,9 @@ from vit_jax.simulated_devices import give_threads_to_simulated_devices
 if TYPE_CHECKING:
     from vit_jax.errors import UserError
     from vit_jax.interface import FineTuned, Pretrained, finetune, pretrain, train
-    from vit_jax.load import Prediction, load_model
+    from vit_jax.load import load_model
     from vit_jax.models import MODELS, ModelCard, create_model, list_models, model_card
+    from vit_jax.models.prediction import Prediction
     from vit_jax.save import save_model
 
 __version__ = "0.1.0"
@@ -40,7 +41,7 @@ _MODULES = {
     "FineTuned": "interface",
     "MODELS": "models",
     "ModelCard": "models",
-    "Prediction": "load",
+    "Prediction": "models.prediction",
     "Pretrained": "interface",
     "UserError": "errors",
     "create_model": "models",

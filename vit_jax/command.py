@@ -13,6 +13,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -22,6 +23,9 @@ from vit_jax.config_page import WIDTH, listing, short_listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
 from vit_jax.small_files import check_small
+
+if TYPE_CHECKING:
+    from vit_jax.config_types import TypedConfig
 
 _AS_IN_FILE = "_as_in_file"  # An attribute of a config, which is no value of it.
 # Values that are changed most, of a training.
@@ -139,14 +143,14 @@ def define_config(about: str, default: str | None = None) -> flags.FlagHolder:
     return holder
 
 
-def read_config(path: str) -> ConfigDict:
+def read_config(path: str) -> "TypedConfig":
     """The config of `FILE.py` or `FILE.py:ARGUMENT`.
 
     Raises:
       UserError: there is no such file, or it makes no config.
     """
     try:
-        return _ConfigFile().parse(path)
+        return cast("TypedConfig", _ConfigFile().parse(path))
     except _ConfigFault as fault:
         raise fault.args[0] from fault
 

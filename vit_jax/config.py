@@ -7,7 +7,7 @@ through `choose(config, argument)`. docs/config.md lists all values; a key that 
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -15,6 +15,9 @@ from ml_collections.config_dict import placeholder
 from vit_jax.errors import UserError, nearest
 from vit_jax.options import Option, read_options
 from vit_jax.shipped import CONFIGS, EXPERIMENTS, PACKAGE
+
+if TYPE_CHECKING:
+    from vit_jax.config_types import TypedConfig
 
 # Sections of a config, in the order of `docs/config.md`, and what each is about.
 SECTIONS = {
@@ -119,7 +122,7 @@ def _names(section: str) -> set[str]:
     return {key.rpartition(".")[2] for key in VALUES if key.rpartition(".")[0] == section}
 
 
-def base_config() -> ConfigDict:
+def base_config() -> "TypedConfig":
     """The config of all defaults, with no value but these; locked."""
     config = Config()
     for key, value in VALUES.items():
@@ -130,7 +133,7 @@ def base_config() -> ConfigDict:
                 part[inner] = Config()
             part = part[inner]
         part[name] = placeholder(value.rule.kind) if value.default is None else value.default
-    return config.lock()
+    return cast("TypedConfig", config.lock())
 
 
 def named_values(argument: str | None, **defaults: str) -> tuple[dict[str, str], str]:

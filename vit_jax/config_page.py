@@ -34,6 +34,42 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def types() -> str:
+    """Returns the module `vit_jax/config_types.py`: the values of a config with their types, for editors."""
+    lines = [
+        '"""The types of a config\'s values, for editors. Written by `python docs/write_config.py`."""',
+        "",
+        "from collections.abc import Mapping",
+        "from typing import Any",
+        "",
+        "from ml_collections import ConfigDict",
+        "",
+        "",
+        "class Section(ConfigDict):",
+        '    """A config, or a section of one."""',
+        "",
+        "    def update(self, *other: Mapping[str, Any], **values: Any) -> None:",
+        '        """Sets several values."""',
+        "        super().update(*other, **values)",
+    ]
+    for section in sorted(SECTIONS, key=lambda section: not section):  # The whole config is the last.
+        lines += ["", "", f"class {_class_of(section)}(Section):"]
+        about = f"Values of `config.{section}`" if section else "All values of a config"
+        lines += [f'    """{about}."""', ""]
+        lines += [f"    {key.rpartition('.')[2]}: {_type_of(VALUES[key])}" for key in _keys(section)]
+        lines += [f"    {name}: {_class_of(name)}" for name in SECTIONS if name and not section]
+    return "\n".join(lines) + "\n"
+
+
+def _class_of(section: str) -> str:
+    return f"{section.capitalize()}Config" if section else "TypedConfig"
+
+
+def _type_of(option: Option) -> str:
+    kind = "tuple[Any, ...]" if option.rule.kind is tuple else option.rule.kind.__name__
+    return f"{kind} | None" if option.default is None or option.optional else kind
+
+
 def listing(section: str | None = None) -> str:
     """The values of one section, or of all, for a terminal.
 

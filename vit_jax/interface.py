@@ -21,7 +21,7 @@ def train(
     *,
     train: Any = None,
     test: Any = None,
-    groups: Sequence | None = None,
+    groups: Sequence[Any] | None = None,
     model: "ImageModel | None" = None,
     objective: "type[Objective] | None" = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,

@@ -2,37 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, build, fit, model_name
 from vit_jax.models.image_model import About, ImageModel
+from vit_jax.models.pixels import from_lists
+from vit_jax.models.prediction import Prediction
 from vit_jax.published.weights import Weights, find_weights
 from vit_jax.runs.workdir import checkpoint_crop, open_any
 
 BATCH_SIZE = 32  # Images that `predict` has on the devices at once, at most.
 TOP = 3  # Classes that it names of each image.
-
-
-class Prediction(NamedTuple):
-    """The likeliest classes of an image.
-
-    Attributes:
-      image: its path, or its place among the images that were handed in.
-      classes: names, the likeliest first; none where no class reaches a threshold.
-      probabilities: float, of each of these classes.
-    """
-
-    image: str
-    classes: tuple[str, ...]
-    probabilities: tuple[float, ...]
-
-    def __str__(self):
-        chances = zip(self.classes, self.probabilities, strict=True)
-        named = [f"{name} {chance:.1%}" for name, chance in chances] or ["(no class)"]
-        return "  ".join([self.image, *named])
 
 
 class AboutLoaded(About):
@@ -127,9 +110,9 @@ def images_of(images: Any):
     """A source without labels of images that a program hands in.
 
     Args:
-      images: a path, of an image, a folder or a pattern; an image, of PIL, as an array `[height, width,
-        channels]`, or as PyTorch's tensor `[channels, height, width]`; a list of any of these; an array
-        `[images, height, width, channels]`; or a data set, as of `handed_in`.
+      images: a path, of an image, a folder or a pattern; an image, of PIL, as an array or nested lists
+        `[height, width, channels]`, or as PyTorch's tensor `[channels, height, width]`; a list of any of
+        these; an array `[images, height, width, channels]`; or a data set, as of `handed_in`.
 
     Raises:
       UserError: there is no such file, or no image.
@@ -137,6 +120,9 @@ def images_of(images: Any):
     from vit_jax.data.image_files import find_images
     from vit_jax.data.sources import handed_in
 
+    if isinstance(images, list) and images and isinstance(images[0], list):  # Numbers; a pair is a tuple.
+        alone = from_lists(images[0]).ndim < 3
+        images = from_lists(images) if alone else [from_lists(image) for image in images]
     several = isinstance(images, Sequence) and not isinstance(images, str | bytes)
     given: list[Any] = list(images) if several else [images]
     if given and all(isinstance(image, str | Path) for image in given):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
 from vit_jax import create_model
 from vit_jax.errors import UserError
@@ -132,3 +133,38 @@ def test_numbers_that_are_no_pixels_are_refused(kind, dtype):
 def test_a_mean_or_deviation_that_is_none_is_refused(kind, values):
     with pytest.raises(UserError, match=f"^{next(iter(values))} is .*must be"):
         made(kind, **values)
+
+
+def test_lists_and_pils_images_are_taken_as_arrays_are():
+    model, images = made("ViT", num_classes=3), pixels()
+    wanted, pictures = model(images), [Image.fromarray(image) for image in images]
+    for given in (images.tolist(), [*images], tuple(pictures), [jnp.asarray(image) for image in images]):
+        np.testing.assert_array_equal(model(given), wanted)
+    np.testing.assert_array_equal(model(pictures[0]), model(images[:1]))
+    np.testing.assert_array_equal(model.features(pictures), model.features(images))
+    floats = (images / 127.5 - 1).astype(np.float32)
+    np.testing.assert_allclose(model(floats.tolist()), wanted, atol=1e-5)
+    grey = made("ViT", channels=1)
+    np.testing.assert_array_equal(
+        grey(pictures[0].convert("L")), grey(np.asarray(pictures[0].convert("L"))[None, ..., None])
+    )
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (
+            [Image.new("RGBA", (32, 32))],
+            "channels, not PIL's RGBA: give image.convert.'RGB'., or use model.predict",
+        ),
+        (
+            [np.zeros((32, 32, 3), np.uint8), np.zeros((32, 30, 3), np.uint8)],
+            "of one size, not of .32, 30, 3., ",
+        ),
+        ([], r"takes images \[batch, 32, 32, 3\], not \[0\]"),
+        ([[[[300, 0, 0]] * 32] * 32], "uint8, or of floats in .-1, 1., not int"),
+    ],
+)
+def test_lists_that_are_no_images_are_a_line(images, words):
+    with pytest.raises(UserError, match=words):
+        made("ViT")(images)

@@ -528,6 +528,8 @@ def test_images_may_be_handed_in_any_way(of_arrays, tmp_path):
     expected = [prediction.probabilities for prediction in model.predict(TEST.images[:3])]
     for images in (tmp_path, paths, [Image.open(path) for path in paths], list(TEST.images[:3])):
         assert [prediction.probabilities for prediction in model.predict(images)] == expected
+    assert [x.probabilities for x in model.predict(TEST.images[:3].tolist())] == expected
+    assert [x.probabilities for x in model.predict(TEST.images[0].tolist())] == expected[:1]
     (alone,) = model.predict(TEST.images[0], top=20)
     assert len(alone.classes) == 10
     np.testing.assert_allclose(sum(alone.probabilities), 1, rtol=1e-5)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, overload
 
 from flax import nnx
 
@@ -20,7 +20,7 @@ from vit_jax.models.image_model import About, ImageModel
 from vit_jax.models.model_card import ModelCard, abstract, count_multiply_adds, count_parameters
 from vit_jax.published.cards import all_figures
 from vit_jax.published.unheld import refuse_unheld
-from vit_jax.published.weights import all_weights
+from vit_jax.published.weights import Weights, all_weights
 
 # The modules of this folder that hold a `FAMILY`, in the order in which their models are listed.
 FAMILIES: tuple[Family, ...] = tuple(
@@ -116,18 +116,26 @@ def create_model(
     return model
 
 
-class Names(tuple):
+class Names(tuple[str, ...]):
     """Names of models that print as their cards, one line each."""
 
     def __repr__(self):
         return "\n".join(str(_card_of(name)) for name in self)
 
 
-class Listed(tuple):
+class Listed(tuple[Weights, ...]):
     """Published weights that print one line each."""
 
     def __repr__(self):
         return "\n".join(map(str, self))
+
+
+@overload
+def list_models(pattern: str = "*", *, pretrained: Literal[False] = False) -> Names: ...
+
+
+@overload
+def list_models(pattern: str = "*", *, pretrained: Literal[True]) -> Listed: ...
 
 
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> Names | Listed:
@@ -163,7 +171,9 @@ def _card_of(name: str) -> ModelCard:
     return ModelCard(name=name, **figures._asdict(), image_size=(224, 224), source=source)
 
 
-def model_card(name: str, *, num_classes: int = 1000, image_size=224, **overrides) -> ModelCard:
+def model_card(
+    name: str, *, num_classes: int = 1000, image_size: int | tuple[int, int] = 224, **overrides: Any
+) -> ModelCard:
     """Parameters, cost and source of a model; arguments as for `model_factory`. Nothing is allocated."""
     if takes(name, "scan"):
         overrides = dict(scan=True) | overrides  # One layer is traced for all.

@@ -22,7 +22,7 @@ from vit_jax.models import initializers
 from vit_jax.models.depthwise import depthwise
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
 from vit_jax.models.kept_patches import KeptPatches
 from vit_jax.models.layers import GELUS, named, rising, run_blocks
 from vit_jax.models.pixels import Statistic
@@ -294,9 +294,7 @@ class ConvNeXt(ImageModel):
     def pixel_kernel(self) -> jax.Array:
         return self.stem["0"].kernel[...]
 
-    def features(
-        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
-    ) -> jax.Array | list[jax.Array]:
+    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
         """Turns images into what enters the head, `[batch, features]`.
 
         Args:

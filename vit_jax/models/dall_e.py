@@ -19,7 +19,7 @@ from vit_jax.arguments import check_arguments
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import CodeModel, height_and_width
+from vit_jax.models.image_model import CodeModel, ImagesLike, height_and_width
 from vit_jax.models.layers import named, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.resnet import HEAD_AXES
@@ -139,17 +139,16 @@ class DVAE(CodeModel):
     def pixel_kernel(self) -> jax.Array:
         return self.stem.kernel[...]
 
-    def features(
-        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
-    ) -> jax.Array | list[jax.Array]:
+    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
         """Turns images into the mean of the last stage's activated features, `[batch, features]`.
 
         Args:
           dense: give the features of each stage instead, `[batch, rows, columns, channels]`, finest first and
             not activated: the first ones are those of each pixel.
         """
-        check_divides(jnp.shape(images)[1:3], self.code_stride)
-        x, stages = named("features", self.stem(self.normalize(images))), []
+        pixels = self.normalize(images)
+        check_divides(pixels.shape[1:3], self.code_stride)
+        x, stages = named("features", self.stem(pixels)), []
 
         def call(block, x, _):
             return named("features", block(x))

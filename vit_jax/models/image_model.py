@@ -8,19 +8,27 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from flax import nnx
 from jax.core import Tracer
 
 from vit_jax.errors import UserError
 from vit_jax.models.initializers import Scheme
 from vit_jax.models.layers import capturing
-from vit_jax.models.pixels import Statistic, affine, plain_statistic, to_floats
+from vit_jax.models.pixels import Statistic, affine, from_lists, plain_statistic, to_floats
+from vit_jax.models.prediction import Prediction
 from vit_jax.options import Rule
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Images `[batch, height, width, channels]`; lists of images or of numbers; a PIL image is a batch of one.
+ImagesLike: TypeAlias = "jax.Array | npt.NDArray[Any] | Image | Sequence[Any]"
 
 ROUNDING = 1e-3  # By which floats may be outside of [-1, 1].
 
@@ -61,9 +69,45 @@ class About:
         """More lines of the model's card, by their first word."""
         return {"from": "fresh parameters, not trained"}
 
-    def predict(self, model: "ImageModel", images: Any, top: int | None, threshold: float | None) -> list:
+    def predict(
+        self, model: "ImageModel", images: Any, top: int | None, threshold: float | None
+    ) -> list[Prediction]:
         """The likeliest classes of images, as of `ImageModel.predict`."""
         raise UserError("this model is not of a checkpoint, and has not been trained: see vit_jax.load_model")
+
+
+def as_array(images: ImagesLike, channels: int) -> Any:
+    """Returns images as an array `[batch, height, width, channels]`, where lists or PIL's are given.
+
+    Whole numbers from 0 to 255 in lists are uint8.
+
+    Raises:
+      UserError: images of several sizes, or of a mode of PIL's that would have to be converted.
+    """
+    if isinstance(images, jax.Array | np.ndarray):
+        return images
+    if hasattr(images, "getbands"):
+        images = [images]
+    if not isinstance(images, list | tuple):
+        return images
+    if any(isinstance(image, jax.Array) for image in images):  # They may be traced.
+        return jnp.stack([jnp.asarray(image) for image in images])
+    found = [
+        _of_pil(image, channels) if hasattr(image, "getbands") else from_lists(image) for image in images
+    ]
+    if len(shapes := {image.shape for image in found}) > 1:
+        sizes = ", ".join(str(list(shape)) for shape in sorted(shapes))
+        raise UserError(f"the model takes images of one size, not of {sizes}; model.predict resizes them")
+    return np.stack(found) if found else np.empty(0)
+
+
+def _of_pil(image: Any, channels: int) -> np.ndarray:
+    """The pixels of a PIL image, uint8 `[height, width, channels]`."""
+    mode = {1: "L", 3: "RGB"}.get(channels)
+    if image.mode != mode:
+        remedy = f"give image.convert({mode!r}), or use model.predict" if mode else "give arrays"
+        raise UserError(f"the model takes images of {channels} channels, not PIL's {image.mode}: {remedy}")
+    return np.asarray(image).reshape(image.height, image.width, channels)
 
 
 def check_range(images: jax.Array) -> None:
@@ -128,15 +172,25 @@ class ImageModel(nnx.Module):
         """The kernel of the first layer, which reads pixels, `[height, width, channels, filters]`."""
         raise NotImplementedError
 
+    @overload
     def __call__(
-        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, capture: Sequence[str] = ()
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, capture: tuple[()] = ()
+    ) -> jax.Array: ...
+
+    @overload
+    def __call__(
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, capture: Sequence[str]
+    ) -> tuple[jax.Array, dict[str, list[jax.Array]]]: ...
+
+    def __call__(
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, capture: Sequence[str] = ()
     ) -> jax.Array | tuple[jax.Array, dict[str, list[jax.Array]]]:
         """Turns images `[batch, height, width, channels]` into logits `[batch, classes]`.
 
         A model without a head returns its features.
 
         Args:
-          images: uint8, or floats in [-1, 1].
+          images: uint8, or floats in [-1, 1]; lists of such, or of PIL images of the model's size.
           rngs: with a `dropout` stream the call is a training call.
           capture: intermediate results to return beside the logits, of the class's `captures`, a list of
             each: `features`, `[batch, rows, columns, channels]` before the first block and after each block
@@ -149,7 +203,15 @@ class ImageModel(nnx.Module):
             (logits,) = self.each_head(images, rngs)
         return (logits, found) if capture else logits
 
-    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
+    @overload
+    def features(
+        self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: Literal[False] = False
+    ) -> jax.Array: ...
+
+    @overload
+    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool) -> Any: ...
+
+    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
         """Turns images into what enters the head, `[batch, features]`, whether there is a head or not.
 
         Args:
@@ -176,7 +238,7 @@ class ImageModel(nnx.Module):
         """
         raise NotImplementedError
 
-    def each_head(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
+    def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
         """Turns images into the logits of each head, `[batch, classes]`; a call gives the heads' mean.
 
         Models have one head, but for a ViT with a head on its distillation token besides, the last one.
@@ -212,7 +274,9 @@ class ImageModel(nnx.Module):
             f"that size, and is not resized to {'x'.join(map(str, size))}"
         )
 
-    def predict(self, images: Any, top: int | None = None, threshold: float | None = None) -> list:
+    def predict(
+        self, images: Any, top: int | None = None, threshold: float | None = None
+    ) -> list[Prediction]:
         """The likeliest classes of images, which are prepared as the model's checkpoint says.
 
         Args:
@@ -241,7 +305,7 @@ class ImageModel(nnx.Module):
     def __str__(self):
         return card_of(self)
 
-    def normalize(self, images: jax.Array) -> jax.Array:
+    def normalize(self, images: ImagesLike) -> jax.Array:
         """Normalises images for the first layer, float32 `[batch, height, width, channels]`.
 
         Args:
@@ -259,8 +323,8 @@ class ImageModel(nnx.Module):
         shift, factor = affine(self.mean, self.deviation)
         return (x * factor + shift + 1) * 127.5
 
-    def _checked(self, images: jax.Array) -> jax.Array:
-        images = jnp.asarray(images)
+    def _checked(self, images: ImagesLike) -> jax.Array:
+        images = jnp.asarray(as_array(images, self.channels))
         shape = images.shape
         sized = len(shape) == 4 and (self.any_size or shape[1:3] == self.image_size) and 0 not in shape[1:]
         if not sized or shape[3] != self.channels:
@@ -317,7 +381,7 @@ class TokenModel(ImageModel):
         """The places of the patches among all tokens."""
         return slice(self.prefix, self.prefix + math.prod(self.grid))
 
-    def patches(self, images: jax.Array) -> jax.Array:
+    def patches(self, images: ImagesLike) -> jax.Array:
         """Turns images into patch embeddings in raster order, `[batch, patches, dim]`.
 
         Raises:

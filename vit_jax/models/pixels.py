@@ -1,8 +1,12 @@
 """Pixels as models take them: uint8 or floats, and the mean and deviation of a training set."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.errors import UserError
 
 Statistic = float | tuple[float, ...]  # Of all channels, or of each.
 
@@ -12,6 +16,20 @@ def to_floats(images: jax.Array) -> jax.Array:
     if images.dtype == jnp.uint8:
         return images.astype(jnp.float32) / 127.5 - 1
     return images.astype(jnp.float32)
+
+
+def from_lists(values: Any) -> np.ndarray:
+    """Returns nested lists of numbers as an array; whole numbers from 0 to 255 are uint8.
+
+    Raises:
+      UserError: they are no array.
+    """
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"lists of images must be of one shape: {error}") from error
+    whole = array.dtype == np.int64 and array.size and array.min() >= 0 and array.max() <= 255
+    return array.astype(np.uint8) if whole else array
 
 
 def in_channels(images: jax.Array, channels: int) -> jax.Array:

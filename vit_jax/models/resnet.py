@@ -8,7 +8,7 @@ Dimensions are named: batch height width channels.
 import math
 import re
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from vit_jax.arguments import MOST_LAYERS, check_arguments, or_none
 from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
 from vit_jax.models.layers import named, platform, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import interpolation
@@ -424,9 +424,7 @@ class BiT(ImageModel):
     def pixel_kernel(self) -> jax.Array:
         return self.resnet.root.kernel[...]
 
-    def features(
-        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
-    ) -> jax.Array | list[jax.Array]:
+    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
         """Turns images into the mean of the last stage's features over all places, `[batch, features]`.
 
         Args:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import ImageModel, height_and_width
+from vit_jax.models.image_model import ImageModel, ImagesLike, height_and_width
 from vit_jax.models.layers import capture, named, platform, rising, run_blocks
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import PositionEmbedding, spread_offsets
@@ -465,9 +466,7 @@ class Swin(ImageModel):
     def pixel_kernel(self) -> jax.Array:
         return self.patch_embedding.kernel[...]
 
-    def features(
-        self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False
-    ) -> jax.Array | list[jax.Array]:
+    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
         """Turns images into the mean of the last stage's normalised places, `[batch, features]`.
 
         Args:

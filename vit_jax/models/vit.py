@@ -22,7 +22,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import initializers, vit_names
 from vit_jax.models.dropout import drop
 from vit_jax.models.family import Family
-from vit_jax.models.image_model import TokenModel, height_and_width
+from vit_jax.models.image_model import ImagesLike, TokenModel, height_and_width
 from vit_jax.models.layers import named, rising, run_layers
 from vit_jax.models.pixels import Statistic
 from vit_jax.models.position import (
@@ -424,12 +424,12 @@ class ViT(TokenModel):
 
     def __call__(
         self,
-        images: jax.Array,
+        images: ImagesLike,
         rngs: nnx.Rngs | None = None,
         *,
         whole: bool = False,
         capture: Sequence[str] = (),
-    ) -> jax.Array | tuple[jax.Array, dict[str, list[jax.Array]]]:
+    ) -> Any:
         """Images `[batch, height, width, channels]`, uint8 or in [-1, 1], to logits `[batch, classes]`.
 
         Args:
@@ -449,7 +449,7 @@ class ViT(TokenModel):
                 return self(images, rngs, whole=True), found
         return self.classify(self.encoded(images, rngs, whole))
 
-    def features(self, images: jax.Array, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> jax.Array:
+    def features(self, images: ImagesLike, rngs: nnx.Rngs | None = None, *, dense: bool = False) -> Any:
         """Turns images into what enters the head, `[batch, dim]`.
 
         Args:
@@ -459,11 +459,11 @@ class ViT(TokenModel):
         x = self.encoded(images, rngs, whole=dense)
         return x[:, self.patch_tokens].reshape(-1, *self.grid, self.dim) if dense else self.pool(x)
 
-    def each_head(self, images: jax.Array, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
+    def each_head(self, images: ImagesLike, rngs: nnx.Rngs | None = None) -> tuple[jax.Array, ...]:
         """Turns images into the logits of the head, and of the distillation head where there is one."""
         return self._read_by_heads(self.encoded(images, rngs))
 
-    def encoded(self, images: jax.Array, rngs: nnx.Rngs | None = None, whole: bool = False) -> jax.Array:
+    def encoded(self, images: ImagesLike, rngs: nnx.Rngs | None = None, whole: bool = False) -> jax.Array:
         """Turns images into the last layer's normalised tokens, `[batch, tokens, dim]`.
 
         Without a final norm they are as the layer gives them.
@@ -515,7 +515,7 @@ class ViT(TokenModel):
     def pixel_kernel(self) -> jax.Array:
         return (self.patch_embedding if self.resnet is None else self.resnet.root).kernel[...]
 
-    def patches(self, images: jax.Array) -> jax.Array:
+    def patches(self, images: ImagesLike) -> jax.Array:
         """Images, uint8 or floats in [-1, 1], to patch embeddings in raster order, `[batch, patches, dim]`.
 
         Raises:
