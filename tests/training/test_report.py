@@ -300,6 +300,19 @@ def test_comparison_has_the_figures_the_differences_and_the_images_of_each(workd
     assert text.count(">a<") >= 4  # In the legends too.
 
 
+def test_comparison_names_the_differences_of_the_data(workdir):
+    same = [read_run(workdir(name=name)) for name in "ab"]
+    assert "The data of" not in comparison_page(same)
+    other = read_run(workdir(name="c", names=("cat", "dog", "lynx")))
+    other.saved.manifest["images"]["test"] = 9
+    text = comparison_page([*same, other])
+    assert (
+        "The data of c differ from those of a: no class &#x27;fox&#x27;; a new class &#x27;lynx&#x27;; "
+        "test: 4 images, and in c 9.</p>"
+    ) in text
+    assert "The data of b" not in text and "do not compare" in text
+
+
 def test_comparison_of_runs_of_one_name_tells_them_apart(workdir, tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()

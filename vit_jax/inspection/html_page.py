@@ -61,6 +61,7 @@ th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: no
 .bar { break-inside: avoid; padding-bottom: .45rem; font-size: .9rem; line-height: 1.35; }
 .bar span { max-width: 100%; } .bar span + span { color: var(--muted); font-variant-numeric: tabular-nums; }
 .bar span + span { margin-left: auto; } .bar meter { width: 100%; height: .85rem; }
+.warning { border-left: 3px solid var(--wrong); padding-left: .8rem; margin: .6rem 0; }
 pre { overflow-x: auto; font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 .viewer fieldset { border: 0; padding: 0; margin: 0 0 .8rem; display: grid; gap: .35rem; min-width: 0; }
 .viewer fieldset div { display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }

@@ -13,6 +13,7 @@ from vit_jax.evaluation.suites import SUITES
 from vit_jax.inspection import page_charts
 from vit_jax.inspection.html_page import Section, note, page
 from vit_jax.progress import duration
+from vit_jax.runs.data_identity import KEYS, differences
 from vit_jax.runs.predictions import Predictions, by_class
 from vit_jax.runs.run_page import (
     CURVES,
@@ -42,6 +43,7 @@ def comparison_page(runs: Sequence[RunFiles], live: bool = False) -> str:
     )
     sections = [
         Section("", _overview(runs, names, several=len(titles) > 1), ""),
+        Section("", _other_data(runs, names), ""),
         Section("What differs in their configs", _differences(runs, names), ""),
         Section("Curves", "".join(f"<figure>{svg}</figure>" for svg in _curves(runs, names))),
         Section("Image by image", _paired(runs, names), ""),
@@ -87,6 +89,19 @@ def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> 
         row["training FLOPs"] = f"{flops * run.step * run.saved.config.batch_size:.2g}" if flops else ""
         columns.append(row)
     return _table(["", *names], [[label, *(column[label] for column in columns)] for label in columns[0]])
+
+
+def _other_data(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    """A paragraph for each run whose data are not those of the first one: their figures do not compare."""
+    first = {key: value for key, value in runs[0].saved.manifest.items() if key in KEYS}
+    lines = []
+    for run, name in zip(runs[1:], names[1:], strict=True):
+        if other := differences(first, run.saved.manifest, now=f"in {name}"):
+            lines.append(f"The data of {name} differ from those of {names[0]}: {'; '.join(other)}.")
+    if not lines:
+        return ""
+    lines.append("Accuracies and losses on different images or classes do not compare.")
+    return "".join(f'<p class="warning">{html.escape(line)}</p>' for line in lines)
 
 
 def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:

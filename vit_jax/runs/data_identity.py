@@ -30,24 +30,28 @@ VALUES = {
 }
 
 
-def differences(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Returns the differences between the data of two manifests; entries of only one of them are ignored."""
-    before, now = (manifest.get("class_names") or () for manifest in (saved, given))
-    lines = other_classes = [*_class_differences(before, now)] if before and now else []
+def differences(saved: Mapping[str, Any], given: Mapping[str, Any], now: str = "now") -> list[str]:
+    """Returns the differences between the data of two manifests; entries of only one of them are ignored.
+
+    Args:
+      now: stands for the given manifest in the lines.
+    """
+    before, after = (manifest.get("class_names") or () for manifest in (saved, given))
+    lines = other_classes = [*_class_differences(before, after)] if before and after else []
     counts, given_counts = saved.get("images", {}), given.get("images", {})
     known, found = saved.get("data", {}), given.get("data", {})
     for name in dict.fromkeys((*counts, *known)):
         words = SPOKEN.get(name, name)
         if (count := counts.get(name)) != (given_count := given_counts.get(name, count)):
-            lines = [*lines, f"{words}: {count:,} images, and now {given_count:,}"]
+            lines = [*lines, f"{words}: {count:,} images, and {now} {given_count:,}"]
         elif name in known and name in found and not other_classes:  # With the classes all else changes.
             other = [key for key, value in known[name].items() if found[name].get(key, value) != value]
             if other:
                 first = next((VALUES[key] for key in VALUES if key in other), f"other {other[0]}")
                 lines = [*lines, f"{words}: {first}"]
     steps = saved.get("steps")
-    if lines and (given_steps := given.get("steps", steps)) != steps:
-        lines.append(f"steps: {steps:,}, and now {given_steps:,}")
+    if lines and steps is not None and (given_steps := given.get("steps", steps)) != steps:
+        lines.append(f"steps: {steps:,}, and {now} {given_steps:,}")
     return lines
 
 
