@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests.test_config import load
-from vit_jax.config import leaves
+from vit_jax.config import check_fits, leaves
 from vit_jax.errors import UserError, mistake
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh
@@ -117,6 +117,17 @@ def test_what_is_advised_fits(device):
         changes = {key: int(value) if value.isdigit() else value for key, value in changes.items()}
         smaller = needs(**{"batch_size": 4096} | changes)
         assert smaller.certain + memory_check.TAKEN * smaller.activations <= free
+
+
+def test_micro_batches_that_are_advised_have_whole_groups_of_koleo():
+    config = load("my_images_unlabelled")
+    config.batch_size = 64
+    found = [*memory_check.likely_changes(config, 1, 10e9, 10**9, 10**9, 20 * 10**9)]
+    micro = {one["micro_batches"]: one for one in found if "micro_batches" in one}
+    assert micro and all(one["objective.koleo_group"] == 64 // count for count, one in micro.items())
+    for changes in micro.values():
+        for key in ("objective.koleo", "objective.koleo_group"):
+            check_fits(memory_check.changed(config, changes), key)
 
 
 @pytest.mark.parametrize(

@@ -175,12 +175,21 @@ def likely_changes(
                 changes = {}
                 if micro > 1:
                     changes["micro_batches"] = config.micro_batches * micro
+                    changes |= _groups_within(config, changes["micro_batches"])
                 if remat != config.model.remat:
                     changes["model.remat"] = remat
                 if fsdp != mesh.fsdp:
                     changes |= {"mesh.data": None, "mesh.fsdp": fsdp}
                 if changes:
                     yield changes
+
+
+def _groups_within(config: ConfigDict, micro_batches: int) -> Changes:
+    """The group of KoLeo that lies in one micro-batch, where the objective has KoLeo."""
+    values, size = config.objective, config.batch_size // micro_batches
+    if values.name != "dino" or not values.koleo or (values.koleo_group and size % values.koleo_group == 0):
+        return {}
+    return {"objective.koleo_group": size} if size > 1 else {}
 
 
 def in_words(changes: Changes) -> str:
