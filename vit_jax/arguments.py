@@ -56,7 +56,7 @@ OPTIONS = {
         "A name of vit_jax.list_models(); empty: the checkpoint's.",
         optional=True,
         fits=lambda value, config: unless(
-            bool(value or config.finetune.checkpoint),
+            bool(value or config.finetune.checkpoint) or config.auto != "none",
             "a model such as 'ViT-B/16' where there is no config.finetune.checkpoint",
         ),
     ),

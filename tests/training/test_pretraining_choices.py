@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.test_choices import checkpoint, photographs  # noqa: F401
 from vit_jax.command import as_in_file, read_config
-from vit_jax.config import leaves
+from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
 from vit_jax.models.vit import ViT
 from vit_jax.runs.choices import pretraining, settle
@@ -112,9 +112,18 @@ def test_random_parameters_start_a_small_vit_at_a_higher_rate(tmp_path):
     assert values["optimizer.learning_rate"] == pytest.approx(3.5e-4)
 
 
+@pytest.mark.parametrize("name", ["my_images", "my_images_unlabelled"])
+def test_no_checkpoint_is_needed_where_one_is_chosen(name):
+    config = read_config(name)
+    config.data.path = "photos"
+    check(config, file=as_in_file(config))
+
+
 def test_folders_without_enough_images_are_refused(tmp_path, checkpoint):  # noqa: F811
     with pytest.raises(UserError, match="has 3 images; training without labels needs 4"):
         chosen(photographs(tmp_path / "few", {"cat": 3}), checkpoint)
+    with pytest.raises(UserError, match="there is no .*none: give a folder of images, nested in any way"):
+        chosen(tmp_path / "none", checkpoint)
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="no images in"):
         chosen(tmp_path / "none", checkpoint)

@@ -133,6 +133,8 @@ def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
         return []
     if "://" in path or (os.path.isdir(path) and not os.path.isfile(os.path.join(path, "dataset_info.json"))):
         return [Choice("data.source", "folder", "a folder of images, nested in any way")]
+    if not os.path.exists(path) and ":" not in path:
+        raise UserError(f"there is no {path}: give a folder of images, nested in any way")
     found = data_at(path)
     choices = [Choice("data.source", found.kind, found.words)]
     return choices + ([Choice("data.path", found.path, "the data set there")] if found.path != path else [])
