@@ -152,7 +152,7 @@ class Figures:
             bar(
                 self._names[int(label)],
                 f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}",
-                shares[label],
+                float(shares[label]),
             )
             for label in order
         ]
