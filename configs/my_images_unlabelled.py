@@ -12,7 +12,14 @@ from vit_jax.config import choose
 from vit_jax.recipes import DINOV2, self_distillation
 
 ON = DINOV2._replace(
-    epochs=1, epoch=1000, weight_decay=(0.04, 0.04), temperature=(0.07, 0.07), temperature_warmup=0, frozen=0
+    epochs=1,
+    epoch=1000,
+    learning_rate=1e-5,
+    warmup=0.1,
+    weight_decay=(0.04, 0.04),
+    temperature=(0.07, 0.07),
+    temperature_warmup=0,
+    frozen=0,
 )
 
 
