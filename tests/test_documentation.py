@@ -106,7 +106,7 @@ def test_pages_are_of_this_version():
 
 
 def test_readme_is_short():
-    assert len(PAGES[0].read_text().splitlines()) <= 200
+    assert len(PAGES[0].read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if " --config=" in line])
