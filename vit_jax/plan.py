@@ -20,7 +20,7 @@ from vit_jax.errors import UserError
 CONFIG = command.define_config("The job: a file such as configs/vit_h14_jft.py.")
 CHIP = flags.DEFINE_string("chip", None, "As v5e (a TPU), h100 or rtx4090 (a GPU); cpu: this machine.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "The shape of a TPU slice, in chips: 16x16.")
-DEVICES = flags.DEFINE_integer("devices", None, "How many GPUs.", lower_bound=1)
+DEVICES = flags.DEFINE_integer("devices", None, "How many GPUs; without: one.", lower_bound=1)
 IMAGES = flags.DEFINE_integer("images", None, "Training images, where the data set is not the paper's.", 1)
 JSON = flags.DEFINE_string("json", None, "A file to write the plan to.")
 PRICES = flags.DEFINE_string("prices", None, "Prices in place of vit_jax/planning/prices.toml.")

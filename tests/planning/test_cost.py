@@ -1,6 +1,7 @@
 """What a job is and costs, without its data."""
 
 import pytest
+from PIL import Image
 
 from vit_jax import published
 from vit_jax.config import base_config
@@ -38,6 +39,18 @@ def test_images_and_classes_of_an_unknown_data_set_are_asked_for():
     with pytest.raises(UserError, match=r"--config\.data\.num_classes=N"):
         data_set_size(config_of("/data/pets", source="folder"), 5000)
     assert data_set_size(config_of("/data/pets", source="folder", num_classes=37), 5000) == (5000, 37)
+
+
+def test_images_and_classes_of_a_folder_are_counted(tmp_path):
+    for number in range(6):
+        for split in ("train", "test"):
+            folder = tmp_path / split / ("cat", "dog")[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
+    config = config_of(str(tmp_path), source="folder")
+    config.data.train_split, config.data.test_split = "train[:50%]", "test"
+    assert data_set_size(config, None) == (3, 2)
+    assert data_set_size(config, 50) == (50, 2)
 
 
 def test_cost_of_a_run_is_that_of_its_chips_for_its_hours():

@@ -78,5 +78,16 @@ def test_a_gpu_is_known_by_its_name_and_another_is_not_taken_for_it(kind, peak):
 def test_what_the_devices_cannot_divide_is_one_line(changes, line):
     with pytest.raises(UserError, match=line):
         plan(**changes)
-    with pytest.raises(UserError, match="--devices=N"):
-        find_machine("h100", None)
+
+
+@pytest.mark.parametrize("name", ["RTX 4090", "rtx4090", "rtx-4090", "NVIDIA GeForce RTX 4090", "Rtx_4090"])
+def test_a_chip_has_any_spelling_and_is_one_device_where_nothing_is_said(name):
+    found = find_machine(name, None)
+    assert (found.chip.name, found.devices) == ("rtx4090", 1)
+
+
+def test_a_roofline_is_a_range():
+    found = plan()
+    assert found.slowest_seconds > found.step_seconds
+    low, high = found.step_seconds * 1e3, found.slowest_seconds * 1e3
+    assert f"{low:,.1f} to {high:,.1f} ms" in table(found)

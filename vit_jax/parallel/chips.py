@@ -1,6 +1,7 @@
 """Accelerators: their speed, their memory, and the slices they come in."""
 
 import os
+import re
 from dataclasses import dataclass
 
 import jax
@@ -77,11 +78,17 @@ def find_chip(name: str) -> Chip:
     Raises:
       UserError: there is none.
     """
+    plain = _plain(name)
     for chip in CHIPS:
-        if chip.name == name:
+        if plain in (chip.name, _plain(chip.kind)):
             return chip
     names = ", ".join([*(chip.name for chip in CHIPS), "cpu"])
     raise UserError(f"unknown chip {name!r} (--chip); there are: {names}")
+
+
+def _plain(name: str) -> str:
+    """A chip's name as `CHIPS` has it: `RTX 4090`, `rtx-4090` and `GeForce RTX 4090` are `rtx4090`."""
+    return re.sub("nvidia|geforce|tpu|[^a-z0-9]", "", name.lower())
 
 
 def peak_flops(device_kind: str) -> float | None:

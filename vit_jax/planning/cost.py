@@ -11,6 +11,7 @@ from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
+from vit_jax.runs.splits import open_splits
 from vit_jax.training.objectives import objective_of
 
 # Images before a split is cut, and classes, of sets that need not be here: the paper's.
@@ -56,7 +57,7 @@ class Cost:
 
 
 def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
-    """Training images and classes, none for an objective without labels; the data is not looked at.
+    """Training images and classes, none for an objective without labels; a folder at `data.path` is counted.
 
     Raises:
       UserError: they are not known, and no flag says them.
@@ -66,6 +67,9 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     whole, classes = DATA_SETS.get(name, (None, None))
     if kind and (counts := kind.counts(config.data.path)):
         whole, classes = counts
+    if (whole is None or classes is None) and config.data.source == "folder" and Path(name).is_dir():
+        train = open_splits(config).train
+        images, classes = images or len(train), len(train.class_names)
     if images is None and whole is None:
         raise UserError(
             f"how many training images {name or config.data.source!r} has is not known; give --images=N"

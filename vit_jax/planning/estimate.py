@@ -31,6 +31,7 @@ class Estimate:
     fits: bool
     compile_seconds: float = 0.0
     step_seconds: float | None = None  # None where it does not fit.
+    slowest_seconds: float | None = None  # Of a roofline: the step where no operation is fused.
     flops: float | None = None  # Compiled, of a step on all devices.
     collectives: dict[str, int] | None = None  # Bytes of a step by kind.
     link_seconds: float | None = None  # Time that these take if no work hides them.
@@ -176,13 +177,23 @@ def table(plan: Estimate) -> str:
     )
     if plan.step_seconds is None:
         return "\n".join(lines)
-    rate = job.batch_size / plan.step_seconds
+    rate, slower = job.batch_size / plan.step_seconds, 1.0
+    if plan.slowest_seconds:
+        slower = plan.slowest_seconds / plan.step_seconds
+
+    def ranging(value: float, form: str, factor: float) -> str:
+        return format(value, form) if slower == 1 else f"{value:{form}} to {value * factor:{form}}"
+
     lines += [
         "",
         "time, estimated",
-        _row("step", f"{plan.step_seconds * 1e3:,.1f} ms"),
-        _row("images/s", f"{rate:,.0f} ({rate / where.devices:,.1f} a device)"),
-        _row("MFU", f"{plan.mfu:.1%}"),
+        _row("step", f"{ranging(plan.step_seconds * 1e3, ',.1f', slower)} ms"),
+        _row(
+            "images/s",
+            f"{ranging(rate, ',.0f', 1 / slower)} "
+            f"({ranging(rate / where.devices, ',.1f', 1 / slower)} a device)",
+        ),
+        _row("MFU", ranging(plan.mfu, ".1%", 1 / slower)),
     ]
     if plan.collectives is not None:
         sent = ", ".join(f"{kind} {size / 1e9:,.3f} GB" for kind, size in plan.collectives.items()) or "none"
@@ -194,9 +205,15 @@ def table(plan: Estimate) -> str:
         "the run",
         _row("steps", f"{job.steps:,} ({job.images:,} images)"),
         _row("exaFLOPs", f"{job.exaflops:,.4g}"),
-        _row("hours", f"{run.hours:,.1f}"),
-        _row("device-days", f"{run.core_days:,.1f} ({run.chip_days:,.1f} chip-days)"),
-        _row("price", (f"${run.dollars:,.0f} at " if run.dollars is not None else "") + run.price),
+        _row("hours", ranging(run.hours, ",.1f", slower)),
+        _row(
+            "device-days",
+            f"{ranging(run.core_days, ',.1f', slower)} ({ranging(run.chip_days, ',.1f', slower)} chip-days)",
+        ),
+        _row(
+            "price",
+            (f"${ranging(run.dollars, ',.0f', slower)} at " if run.dollars is not None else "") + run.price,
+        ),
     ]
     if plan.parts:
         lines += ["", "a step by part"]

@@ -15,7 +15,6 @@ from jax.extend import core
 from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError
 from vit_jax.models.model_card import multiply_adds
 from vit_jax.parallel.chips import Chip, find_chip
 from vit_jax.parallel.mesh import AXES, batch_parts, check_batch, make_mesh, mesh_shape
@@ -26,18 +25,19 @@ from vit_jax.runs.frozen_model import frozen_shapes
 from vit_jax.runs.memory_check import PRODUCTS, bytes_of, most_alive
 from vit_jax.training.program import abstract_batch, make_program
 
+# Operations that move nothing even where they are not fused.
+VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient", "copy")
+
 
 def find_machine(name: str, devices: int | None) -> Slice:
     """A machine of GPUs, or this one's CPU, whose speed is measured here and now.
 
     Raises:
-      UserError: there is no such chip, or the number of devices is not given.
+      UserError: there is no such chip.
     """
     if name == "cpu":
         return Slice(_this_cpu(), "", devices or 1)
-    if devices is None:
-        raise UserError(f"give --devices=N with --chip={name}")
-    return Slice(find_chip(name), "", devices)
+    return Slice(find_chip(name), "", devices or 1)
 
 
 def estimate_best(config: ConfigDict, job: Workload, where: Slice, prices: dict[str, dict]) -> Estimate:
@@ -71,36 +71,43 @@ def estimate_best(config: ConfigDict, job: Workload, where: Slice, prices: dict[
         code=0,
     )
     fits = memory.total <= chip.memory_bytes
-    seconds = work.seconds / tensor + 2 * (changed + moments) / chip.memory_bandwidth
+    update = 2 * (changed + moments) / chip.memory_bandwidth
+    seconds = work.seconds / tensor + update
     return Estimate(
         model=config.model.name,
         where=where,
         choices=choices(config),
         job=job,
-        method="a roofline, at best: no compiler was asked, and no device waits for another",
+        method="a roofline, from all operations fused to none; no device waits for another",
         memory=memory,
         fits=fits,
         step_seconds=seconds if fits else None,
+        slowest_seconds=work.unfused_seconds / tensor + update if fits else None,
         flops=float(work.flops * parts),
         cost=cost(job, where, seconds, prices) if fits else None,
     )
 
 
 class _Work:
-    """Sums over the products of a program."""
+    """Sums over the operations of a program: of products alone, and of all with nothing fused."""
 
     def __init__(self, chip: Chip):
-        self.chip, self.flops, self.seconds = chip, 0, 0.0
+        self.chip, self.flops, self.seconds, self.unfused_seconds = chip, 0, 0.0, 0.0
 
     def count(self, jaxpr: core.Jaxpr, times: int = 1) -> None:
         for equation in jaxpr.eqns:
+            inner_programs = [*core.jaxprs_in_params(equation.params)]
+            moved = bytes_of([x.aval for x in (*equation.invars, *equation.outvars)])
+            moving = times * moved / self.chip.memory_bandwidth
             if equation.primitive.name in PRODUCTS:
                 flops = 2 * multiply_adds(equation)
-                moved = bytes_of([x.aval for x in (*equation.invars, *equation.outvars)])
                 self.flops += times * flops
-                self.seconds += times * max(flops / self.chip.peak_flops, moved / self.chip.memory_bandwidth)
+                self.seconds += max(times * flops / self.chip.peak_flops, moving)
+                self.unfused_seconds += times * flops / self.chip.peak_flops + moving
+            elif not inner_programs and equation.primitive.name not in VIEWS:
+                self.unfused_seconds += moving
             turns = equation.params["length"] if equation.primitive.name == "scan" else 1
-            for inner in core.jaxprs_in_params(equation.params):
+            for inner in inner_programs:
                 self.count(inner, times * turns)
 
 
