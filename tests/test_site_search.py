@@ -30,6 +30,18 @@ QUESTIONS = {
     "log to wandb": "docs/monitoring",
     "which learning rate": "docs/tutorials/finetune",
     "train on a TPU pod": "docs/pods",
+    "early stopping": "docs/finetuning",
+    "freeze the backbone": "docs/finetuning",
+    "two-phase training": "docs/finetuning",
+    "few images": "docs/finetuning",
+    "learning rate finder": "docs/finetuning",
+    "several GPUs": "docs/sharding",
+    "mixed precision": "docs/sharding",
+    "data augmentation": "docs/augmentation",
+    "confusion matrix": "docs/monitoring",
+    "segmentation": "docs/models",
+    "zero-shot": "docs/models",
+    "citing": "README",
 }
 
 
