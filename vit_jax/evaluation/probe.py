@@ -86,51 +86,57 @@ def linear_head(
     num_classes: int,
     mesh: Mesh,
     *,
+    groups: np.ndarray | None = None,
     penalties: Sequence[float] = PENALTIES,
     seed: int = 0,
     iterations: int = 300,
 ) -> LinearHead:
     """Fits the linear probe on all training images, with the penalty of the lowest loss in cross-validation.
 
+    Features are standardised each by its own deviation, or all by one, which is chosen with the penalty.
     The loss is that of `linear_probe`: of few images it chooses more steadily than the accuracy, and the
     probabilities are not overconfident. From 10,000 images on, one tenth is held out in place of five folds.
 
     Args:
+      groups: the group of each image of the source; a fold has all images of a group or none.
       penalties, seed, iterations: as of `linear_probe`.
 
     Raises:
       UserError: an image that has not one label.
     """
     labels = single_labels(train.labels, "the training images")
-    images = len(labels)
-    losses = dict.fromkeys(sorted(penalties, reverse=True), 0.0)
-    right = dict(losses)
-    folds = _folds(images, seed)
+    folds = _folds(np.arange(len(labels)) if groups is None else groups[train.indices], seed)
+    penalties = sorted(penalties, reverse=True)
+    choices = [(each, penalty) for each in (True, False) for penalty in penalties]
+    losses, right = dict.fromkeys(choices, 0.0), dict.fromkeys(choices, 0.0)
+    first = np.zeros((train.values.shape[1] + 1, num_classes))
     for held in folds:
-        kept = np.setdiff1d(np.arange(images), held)
+        kept = np.setdiff1d(np.arange(len(labels)), held)
         part, rest = train.values[kept], Features(train.values[held], train.labels[held], held)
-        weights = np.zeros((train.values.shape[1] + 1, num_classes))
-        for penalty in right:
-            weights = fit(part, labels[kept], weights, penalty, mesh, iterations)
-            right[penalty] += accuracy(weights, part, rest, mesh) * len(held)
-            losses[penalty] += _loss(weights, part, rest, mesh) * len(held)
-    best = min(losses, key=lambda penalty: losses[penalty])  # The largest of equals.
-    weights = np.zeros((train.values.shape[1] + 1, num_classes))
-    for penalty in [penalty for penalty in right if penalty >= best]:
-        weights = fit(train.values, labels, weights, penalty, mesh, iterations)
-    mean, deviation = _statistics(train.values)
+        weights = first
+        for each, penalty in choices:
+            weights = first if penalty == penalties[0] else weights
+            weights = fit(part, labels[kept], weights, penalty, mesh, iterations, each)
+            right[each, penalty] += accuracy(weights, part, rest, mesh, each) * len(held)
+            losses[each, penalty] += _loss(weights, part, rest, mesh, each) * len(held)
+    each, best = min(losses, key=lambda choice: losses[choice])  # The largest penalty of equals.
+    weights = first
+    for penalty in penalties[: penalties.index(best) + 1]:
+        weights = fit(train.values, labels, weights, penalty, mesh, iterations, each)
+    mean, deviation = _statistics(train.values, each)
     kernel = weights[:-1] / deviation[:, None]
     bias = weights[-1] - mean @ kernel
-    share = right[best] / max(1, sum(map(len, folds)))
+    share = right[each, best] / max(1, sum(map(len, folds)))
     return LinearHead(kernel.astype(np.float32), bias.astype(np.float32), best, share)
 
 
-def _folds(images: int, seed: int) -> list[np.ndarray]:
-    """The numbers of the images that are held out, of each fit."""
-    order = np.random.default_rng(seed).permutation(images)
-    if images >= ONE_FOLD:
-        return [order[: images // 10]]
-    return [fold for fold in np.array_split(order, FOLDS) if len(fold) < images]
+def _folds(groups: np.ndarray, seed: int) -> list[np.ndarray]:
+    """The numbers of the images that are held out, of each fit; those of a group are in one."""
+    names, group = np.unique(groups, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    parts = [order[: len(order) // 10]] if len(groups) >= ONE_FOLD else np.array_split(order, FOLDS)
+    folds = [np.flatnonzero(np.isin(group, part)) for part in parts]
+    return [fold for fold in folds if 0 < len(fold) < len(groups)]
 
 
 def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,12 +152,22 @@ def hold_out(images: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit(
-    values: np.ndarray, labels: np.ndarray, start: np.ndarray, penalty: float, mesh: Mesh, iterations: int
+    values: np.ndarray,
+    labels: np.ndarray,
+    start: np.ndarray,
+    penalty: float,
+    mesh: Mesh,
+    iterations: int,
+    each: bool = True,
 ) -> np.ndarray:
-    """Weights of standardised features and, in the last row, biases: float64 `[features + 1, classes]`."""
+    """Weights of standardised features and, in the last row, biases: float64 `[features + 1, classes]`.
+
+    Args:
+      each: every feature is divided by its own deviation; else all by one, which keeps their proportions.
+    """
     from scipy.optimize import minimize
 
-    mean, deviation = _statistics(values)
+    mean, deviation = _statistics(values, each)
     rows = over_devices((values - mean) / deviation, mesh)
     targets = over_devices(labels, mesh, fill=-1)
     gradient_of = _gradient_of(mesh)
@@ -167,26 +183,28 @@ def fit(
     return found.x.reshape(start.shape)
 
 
-def accuracy(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh) -> float:
+def accuracy(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool = True) -> float:
     """Share of images of which the likeliest class is a label's; standardised as `fitted` is."""
-    mean, deviation = _statistics(fitted)
+    mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels, mesh, fill=-1)
     right = _count_right(mesh)(everywhere(weights.astype(np.float32), mesh), rows, targets)
     return int(right) / len(test.values)
 
 
-def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh) -> float:
+def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, each: bool) -> float:
     """Mean cross-entropy of images with one label each; standardised as `fitted` is."""
-    mean, deviation = _statistics(fitted)
+    mean, deviation = _statistics(fitted, each)
     rows = over_devices((test.values - mean) / deviation, mesh)
     targets = over_devices(test.labels.max(axis=1), mesh, fill=-1)
     return float(_mean_loss(mesh)(everywhere(weights.astype(np.float32), mesh), rows, targets))
 
 
-def _statistics(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each feature, float32."""
+def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of each feature, and its deviation or the root mean square of all deviations, float32."""
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
+    if not each:
+        deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))
     return mean.astype(np.float32), (deviation + GUARD).astype(np.float32)
 
 

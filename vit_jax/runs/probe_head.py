@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
+from vit_jax.data.sources.base import Subset
 from vit_jax.errors import UserError
 from vit_jax.evaluation.features import Extractor
 from vit_jax.evaluation.probe import linear_head
@@ -43,9 +45,20 @@ def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> d
         say=say,
     )
     train = features(jax.tree.map(place, params, shardings), parts.splits.train)
-    head = linear_head(train, parts.num_classes, program.mesh, seed=config.seed)
+    groups = _groups(parts)
+    head = linear_head(train, parts.num_classes, program.mesh, groups=groups, seed=config.seed)
     say(
         f"linear probe: fitted on {len(train.values):,} training images, penalty {head.penalty:g}, "
         f"cross-validated accuracy {head.accuracy:.2%}"
     )
     return params | {"head": params["head"] | {"kernel": head.kernel, "bias": head.bias}}
+
+
+def _groups(parts: Parts) -> np.ndarray | None:
+    """The group of each training image; None where none are named, or all images are trained on."""
+    source, given = parts.splits.train, parts.caller.groups
+    named = parts.config.data.groups if given is None else given
+    if named is None or not isinstance(source, Subset):
+        return None
+    groups = source.source.groups(named) if isinstance(named, str) else named
+    return np.asarray(groups, str)[np.asarray(source.indices)]
