@@ -26,7 +26,8 @@ RECORDS, PICTURES = EXPERIMENTS / "records", ROOT / "docs" / "images" / "ledger"
 VERDICTS = {
     "agrees": "agrees with the claim",
     "agrees in part": "agrees with the claim in part",
-    "contradicts": "contradicts the claim",
+    "contradicts": "contradicts the claim",  # Tested at the claim's own scale.
+    "not seen": "not seen at this scale",
     "cannot tell": "cannot tell whether the claim holds",
 }
 
