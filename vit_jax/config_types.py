@@ -17,6 +17,7 @@ class Section(ConfigDict):
 class DataConfig(Section):
     """Values of `config.data`."""
 
+    balance: str
     decode: str
     interpolation: str | None
     test_interpolation: str | None
@@ -208,6 +209,7 @@ class ObjectiveConfig(Section):
 class LossConfig(Section):
     """Values of `config.loss`."""
 
+    class_weights: str
     name: str
     label_smoothing: float
 

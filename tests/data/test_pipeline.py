@@ -173,6 +173,15 @@ def test_repeats_are_augmented_anew_and_the_same_from_any_step_for_any_process()
     np.testing.assert_array_equal(np.concatenate(joined), images)
 
 
+def test_balanced_batches_are_the_same_from_any_step_for_any_process():
+    whole = train(count=6, balance="full")
+    assert_equal(train(count=1, first_step=4, balance="full")[0], whole[4])
+    parts = [train(count=6, balance="full", rows=rows) for rows in np.arange(8).reshape(2, -1)]
+    for step, batch in enumerate(whole):
+        together = {name: np.concatenate([part[step][name] for part in parts]) for name in batch}
+        assert_equal(together, batch)
+
+
 def test_start_far_into_training_is_at_once():
     (batch,) = train(count=1, first_step=10**9)
     assert batch["image"].shape == (8, 8, 8, 3)

@@ -4,12 +4,14 @@ import json
 import signal
 import sys
 import threading
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import vit_jax
 from vit_jax.command import read_config
@@ -579,3 +581,24 @@ def test_a_fresh_model_predicts_nothing():
 def test_dir_shows_the_public_names():
     assert {*vit_jax.__all__} <= {*dir(vit_jax)}
     assert all(getattr(vit_jax, name) is not None for name in vit_jax.__all__)
+
+
+def test_run_on_unequal_classes_reports_balanced_accuracy_and_classes_never_predicted(tmp_path, capsys):
+    test = arrays(TEST, 200)
+    kept = np.flatnonzero((test[1] == 3) | (np.arange(200) % 4 == 0))  # More threes than others.
+    test = test[0][kept], test[1][kept]
+    training = np.flatnonzero(TRAIN.labels[:300] != 7)  # Of the sevens two alone.
+    training = np.r_[training, np.flatnonzero(TRAIN.labels == 7)[:2]]
+    images = TRAIN.images[training], TRAIN.labels[training]
+    config = small(**{"loss.class_weights": "sqrt"})
+    found = vit_jax.train(config, tmp_path / "run", train=images, test=test)
+    kept = np.load(tmp_path / "run/predictions.npz")
+    labels, answer = kept["labels"][:, 0], kept["answer"]
+    with warnings.catch_warnings(action="ignore"):  # A class is predicted that has no images.
+        assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, answer))
+    assert found["macro_f1"] == pytest.approx(f1_score(labels, answer, average="macro"))
+    log = (tmp_path / "run/log.txt").read_text()
+    assert f"test balanced accuracy {found['balanced_accuracy']:.2%} | test macro F1" in log
+    counts = np.bincount(labels)
+    never = [f"{label} (0 of {counts[label]})" for label in np.unique(labels) if label not in answer]
+    assert never and f"note: never predicted in the test images: {', '.join(never)}" in log

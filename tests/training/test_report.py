@@ -6,17 +6,26 @@ import io
 import json
 import math
 import re
+import warnings
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.metrics import balanced_accuracy_score, f1_score, precision_recall_fscore_support
 
 from vit_jax.config import base_config, to_json
 from vit_jax.errors import UserError
 from vit_jax.models import model_card, model_factory
 from vit_jax.runs import predictions
 from vit_jax.runs.comparison_page import comparison_page, sign_test
-from vit_jax.runs.predictions import Predictions, by_class, calibration, confused
+from vit_jax.runs.predictions import (
+    Predictions,
+    by_class,
+    calibration,
+    class_counts,
+    class_figures,
+    confused,
+)
 from vit_jax.runs.run_page import read_run, run_page, write_report
 from vit_jax.runs.workdir import claim, make_manifest, open_workdir
 from vit_jax.serving.drop_page import drop_page
@@ -169,7 +178,7 @@ def test_only_small_images_show_their_pixels(report, size, small):
 def test_matrix_and_classes_have_the_counts(report):
     text = report(found=said())
     assert "<title>dog taken for fox: 1 of 2</title>" in text
-    assert re.findall(r">(\w+)</span><span>([\d.%]+, \d of \d)</span><meter", text) == [
+    assert re.findall(r">(\w+)</span><span>([\d.%]+, \d of \d);[^<]*</span><meter", text) == [
         ("dog", "0.0%, 0 of 2"),
         ("cat", "100.0%, 1 of 1"),
         ("fox", "100.0%, 1 of 1"),
@@ -332,3 +341,37 @@ def test_sign_test_counts_the_splits_that_are_as_uneven(one, other, expected):
 
 def test_sign_test_of_many_images_goes_on_smoothly():
     assert sign_test(470, 530) == pytest.approx(sign_test(469, 530), rel=0.1)
+
+
+def test_figures_by_class_are_scikit_learns():
+    draw = np.random.default_rng(2)
+    labels = draw.choice(5, size=300, p=[0.6, 0.2, 0.1, 0.1, 0])  # The last one is predicted alone.
+    answer = np.where(draw.random(300) < 0.6, labels, draw.choice([0, 1, 2, 4], size=300))
+    counts = class_counts(labels[:, None], answer, 6)
+    present = np.arange(4)
+    expected = precision_recall_fscore_support(labels, answer, labels=present, zero_division=0)
+    for found, reference in zip((counts.precision, counts.recall, counts.f1), expected, strict=False):
+        np.testing.assert_allclose(found[:4], reference)
+    with warnings.catch_warnings(action="ignore"):  # A class is predicted that has no images.
+        balanced = balanced_accuracy_score(labels, answer)
+    assert class_figures(counts) == pytest.approx(
+        {"balanced_accuracy": balanced, "macro_f1": f1_score(labels, answer, average="macro")}
+    )
+
+
+def test_figures_by_class_need_one_label_of_each_image():
+    assert class_counts(np.array([[0, -1], [1, 2]]), np.array([0, 1])) is None
+    assert class_counts(np.array([[0, -1], [-1, -1]]), np.array([0, 1])) is None
+
+
+def test_report_has_precision_and_f1_of_each_class_and_what_is_never_predicted(report):
+    text = report(found=said(answer=(0, 0, 0, 2)))  # A dog is never predicted.
+    assert "100.0%, 1 of 1; precision 33.3%, F1 50.0%" in text
+    assert "0.0%, 0 of 2; never predicted" in text
+    assert "Balanced accuracy 66.67%, macro F1 50.00%." in text
+
+
+def test_metrics_that_weight_classes_alike_are_shares_in_reports(report):
+    row = ROWS[-1] | {"test/balanced_accuracy": 0.25, "test/macro_f1": 0.125}
+    text = report(rows=[*ROWS[:-1], row])
+    assert "test balanced accuracy<td>25.00%" in text and "test macro F1<td>12.50%" in text

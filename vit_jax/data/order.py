@@ -64,6 +64,41 @@ class Order:
         return quotas
 
 
+@dataclasses.dataclass(frozen=True)
+class BalancedOrder:
+    """The order of a run that samples classes by quotas.
+
+    A round has `quotas[c]` turns of each class c, in a random order, another one each round. Within its turns
+    a class goes through epochs of its own images.
+
+    Args:
+      members: indices of all examples, one class after the other.
+      sizes: examples of each class, above 0.
+      quotas: turns of each class in a round, above 0.
+      repeats: positions in a row that each example takes.
+    """
+
+    seed: int
+    members: np.ndarray
+    sizes: np.ndarray
+    quotas: np.ndarray
+    repeats: int = 1
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Indices of examples, of int64 positions from 0 up to 2^62."""
+        classes, starts = len(self.sizes), np.cumsum(self.quotas) - self.quotas
+        number, place = np.divmod(positions // self.repeats, int(self.quotas.sum()))
+        slots = permute(place, int(self.quotas.sum()), self.seed, classes, number)
+        part = np.searchsorted(starts, slots, side="right") - 1
+        visits = number * self.quotas[part] + slots - starts[part]
+        epoch, rest = np.divmod(visits, self.sizes[part])
+        examples = np.cumsum(self.sizes)[part] - self.sizes[part]
+        for one in np.unique(part).tolist():
+            mine = part == one
+            examples[mine] += permute(rest[mine], int(self.sizes[one]), self.seed, one, epoch[mine])
+        return self.members[examples]
+
+
 def _scaled(numbers: np.ndarray, by: int, of: int) -> np.ndarray:
     """`numbers * by // of`, which itself could overflow."""
     whole, rest = np.divmod(numbers, of)

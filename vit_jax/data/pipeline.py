@@ -26,6 +26,7 @@ import cloudpickle
 import grain
 import numpy as np
 
+from vit_jax.data.balance import balanced_order, single_labels
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.order import Order
 from vit_jax.data.preprocess import FixedCrop, TestCrop, TrainCrop
@@ -91,6 +92,7 @@ def training_batches(
     augment: Augmentation | None = None,
     views: Sequence[Picture] = (),
     repeats: int = 1,
+    balance: str = "none",
     rows: np.ndarray | None = None,
 ) -> Iterator[Batch]:
     """Yields endless training batches from step `first_step` on.
@@ -104,6 +106,7 @@ def training_batches(
       augment: applied to the crop, uint8 to uint8.
       views: the pictures of each image, in place of one by `crop` and `augment`.
       repeats: positions in a row that an image takes, each with an augmentation of its own.
+      balance: how often each class is sampled, as `config.data.balance` has it.
       rows: the rows of each batch that this process reads, in order; None for all.
 
     Yields:
@@ -112,9 +115,12 @@ def training_batches(
       replaced by its next readable neighbour, else -1.
 
     Raises:
-      UserError: too many unreadable images in a row.
+      UserError: too many unreadable images in a row; an image without one label, where classes are balanced.
     """
-    order = Order(seed, source.sizes, source.weights, repeats)
+    if balance == "none":
+        order = Order(seed, source.sizes, source.weights, repeats)
+    else:
+        order = balanced_order(single_labels(source, "data.balance"), balance, seed, repeats)
     rows = np.arange(batch_size) if rows is None else rows
     chunks = -(-len(rows) // MAX_CHUNK)
 

@@ -9,6 +9,7 @@ from vit_jax.evaluation.suites import SUITES
 from vit_jax.interop.checkpoint import Checkpoint
 from vit_jax.published.weights import all_weights, checkpoint_of
 from vit_jax.runs.goodput import read_rows
+from vit_jax.runs.predictions import CLASS_FIGURES, metric_in_words
 from vit_jax.runs.workdir import METRICS, checkpoint_crop, saved_run
 
 # Values that say nothing of how a model came about.
@@ -87,9 +88,8 @@ def _figures(file: Path, step: int) -> dict[str, str]:
         if value is None or name == "images":
             continue
         if section in ("dev", "test"):
-            words[f"{section} {name.replace('_', ' ')}"] = (
-                f"{value:.2%}" if name.endswith("accuracy") else f"{value:,.4g}"
-            )
+            share = name.endswith("accuracy") or name in CLASS_FIGURES
+            words[f"{section} {metric_in_words(name)}"] = f"{value:.2%}" if share else f"{value:,.4g}"
         elif section in SUITES:
             words[f"{SUITES[section].title}: {name}"] = f"{value:.2%}"
     return words

@@ -15,6 +15,8 @@ from vit_jax.runs.predictions import (
     Predictions,
     by_class,
     calibration,
+    class_counts,
+    class_figures,
     confused,
 )
 
@@ -143,20 +145,37 @@ class Figures:
         )
 
     def accuracies(self) -> str:
-        """The share of each class's images that got a right answer, the worst classes first."""
+        """The recall of each class, its precision and F1 score where images are of one class each, the worst
+        recall first."""
         images, right = by_class(self._found, len(self._names))
         tested = np.flatnonzero(images)
         shares = right / np.maximum(images, 1)
         order = tested[np.argsort(shares[tested], kind="stable")].tolist()
+        counts = class_counts(self._found.labels, self._found.answer, len(self._names))
+
+        def predicted(label: int) -> str:
+            if counts is None:
+                return ""
+            if not counts.answers[label]:
+                return "; never predicted"
+            return f"; precision {counts.precision[label]:.1%}, F1 {counts.f1[label]:.1%}"
+
         bars = [
             bar(
-                self._names[int(label)],
-                f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}",
+                self._names[label],
+                f"{shares[label]:.1%}, {right[label]:,} of {images[label]:,}{predicted(label)}",
                 float(shares[label]),
             )
             for label in order
         ]
         text = f'<div class="bars">{"".join(bars[:MOST_LISTED])}</div>'
+        if counts is not None:
+            means = class_figures(counts)
+            about = (
+                "Bars show recall: the share of a class's images that are predicted as the class. "
+                f"Balanced accuracy {means['balanced_accuracy']:.2%}, macro F1 {means['macro_f1']:.2%}."
+            )
+            text = note(about) + text
         if not self._found.one_class_each:
             counted = "An image of several classes counts for each; right is an answer that is one of them."
             text = note(counted) + text

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from vit_jax.config import check_fits
+from vit_jax.data.balance import class_weights, single_labels
 from vit_jax.data.pipeline import SkipLog, training_batches
 from vit_jax.data.preprocess import FixedCrop, TrainCrop
 from vit_jax.data.randaugment import host_augmentation, resolve
@@ -132,14 +133,33 @@ def assemble(
     begins("looking through the data sets of evaluation suites")
     suites = TrainingSuites(seen, mesh, test_crop(seen), peers, names)
     begins("making the program")
-    program = _program(config, mesh, origin, frozen, num_classes, steps)
+    weights = _class_weights(config, splits.train)
+    program = _program(config, mesh, origin, frozen, num_classes, steps, weights)
     origin = with_objective(origin, config, objective_weights(program.state), program.state["memory"])
     data |= suites.fingerprints
     return Parts(seen, mesh, splits, data, suites, num_classes, steps, origin, frozen, program, caller)
 
 
+def _class_weights(config: ConfigDict, train: Source) -> tuple[float, ...]:
+    """Returns the weight of each class in the loss; empty: all are 1.
+
+    Raises:
+      UserError: the config corrects for unequal classes, and an image has no label, or several.
+    """
+    if config.data.balance != "none":
+        single_labels(train, "data.balance")
+    kind = config.loss.class_weights
+    return () if kind == "none" else class_weights(single_labels(train, "loss.class_weights"), kind)
+
+
 def _program(
-    config: ConfigDict, mesh: Mesh, origin: Origin, frozen: FrozenModel | None, num_classes: int, steps: int
+    config: ConfigDict,
+    mesh: Mesh,
+    origin: Origin,
+    frozen: FrozenModel | None,
+    num_classes: int,
+    steps: int,
+    class_weights: tuple[float, ...] = (),
 ) -> Program:
     return make_program(
         config,
@@ -148,6 +168,7 @@ def _program(
         mesh=mesh,
         build=origin.build,
         frozen=frozen and frozen.model,
+        class_weights=class_weights,
     )
 
 
@@ -288,6 +309,7 @@ def open_feed(config: ConfigDict, source: Source, first_step: int, say: Callable
         first_step=first_step,
         views=pictures(config),
         repeats=config.data.repeats,
+        balance=config.data.balance,
         workers=config.data.workers,
         threads=config.data.threads,
         rows=local_rows(mesh, config.batch_size),

@@ -14,7 +14,7 @@ from vit_jax.inspection import page_charts
 from vit_jax.inspection.html_page import Section, note, page
 from vit_jax.progress import duration
 from vit_jax.runs.data_identity import KEYS, differences
-from vit_jax.runs.predictions import Predictions, by_class
+from vit_jax.runs.predictions import Predictions, by_class, metric_in_words
 from vit_jax.runs.run_page import (
     CURVES,
     REFRESH_SECONDS,
@@ -74,7 +74,7 @@ def _overview(runs: Sequence[RunFiles], names: Sequence[str], several: bool) -> 
     for run in runs:
         row = {"what": title_of(run.saved)} if several else {}
         for key in keys:
-            label = key.replace("/", " ").replace("_", " ")
+            label = metric_in_words(key.replace("/", " "))
             known = key in run.figures
             row[label] = (
                 figure(key, run.figures[key], run.formats, run.figures) if known else "not evaluated yet"

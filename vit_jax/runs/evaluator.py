@@ -13,7 +13,7 @@ from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Source, Subset
 from vit_jax.parallel.mesh import local_rows, to_devices, whole_batch
 from vit_jax.progress import Progress
-from vit_jax.runs.predictions import Predictions, to_show
+from vit_jax.runs.predictions import ClassCounts, Predictions, class_counts, class_figures, to_show
 from vit_jax.training.program import Program
 from vit_jax.training.step import Judged, make_eval_step, make_pictures
 
@@ -53,6 +53,8 @@ class Evaluator:
     def __call__(self, split: str, judged: Judged, go_on: Callable[[], bool]) -> dict[str, float] | None:
         """Mean `loss` and the objective's metrics over the readable images, and how many `images` these were.
 
+        Where each image has one label, also `class_figures` of the whole split.
+
         Args:
           go_on: asked before each batch; None is returned when it says no.
         """
@@ -75,7 +77,13 @@ class Evaluator:
         self.answers = _joined(jax.device_get(said))
         total = {name: float(value) for name, value in jax.device_get(total).items()}
         images = total.pop("images")
-        return {name: value / max(images, 1.0) for name, value in total.items()} | {"images": images}
+        figures = {name: value / max(images, 1.0) for name, value in total.items()}
+        counts = self.counts()
+        return figures | (class_figures(counts) if counts else {}) | {"images": images}
+
+    def counts(self) -> ClassCounts | None:
+        """The last evaluation's counts by class; None unless each image has one label."""
+        return class_counts(self.answers["labels"], self.answers["answer"]) if self.answers else None
 
     def predictions(self, split: str, step: int) -> Predictions | None:
         """The last evaluation's answers, which was of `split`, with the images that a report shows."""

@@ -28,7 +28,7 @@ from vit_jax.runs.checkpoints import Checkpoints, as_items, from_items
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.goodput import Ledger, read_rows
 from vit_jax.runs.memory_check import MemoryCheck
-from vit_jax.runs.periodic_evaluation import KNN, Figures, PeriodicEvaluation, in_words, since_start
+from vit_jax.runs.periodic_evaluation import KNN, Figures, PeriodicEvaluation, since_start
 from vit_jax.runs.preemption import StopSignal
 from vit_jax.runs.probe_head import with_probe_head
 from vit_jax.runs.profiler_trace import Trace, named_steps
@@ -267,7 +267,7 @@ class Run:
             self.lock.check()
             report = write()
             self.checkpoints.wait()
-            (line,) = in_words({"test": figures["test"]}, self.evaluation.metrics)
+            (line,) = self.evaluation.in_words({"test": figures["test"]})
             self.console.say(f"done after {duration(time.time() - self.started)} | {line}")
             for line in since_start(read_rows(self.evaluation.workdir / METRICS)):
                 self.console.say(line)

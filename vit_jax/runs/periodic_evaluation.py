@@ -1,18 +1,20 @@
 """The evaluations of a run while it trains and at its end: their figures, lines, pictures and report."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import jax
 
+from vit_jax.data.balance import inequality, known_counts
 from vit_jax.evaluation.in_training import in_lines
 from vit_jax.options import Option, only_with, unless, whole
 from vit_jax.runs.assemble import Parts, evaluation_pictures
 from vit_jax.runs.console import Console, MetricWriter
 from vit_jax.runs.evaluator import Evaluator
-from vit_jax.runs.predictions import keep
+from vit_jax.runs.predictions import CLASS_FIGURES, keep, metric_in_words
 from vit_jax.runs.report_pictures import attention_figures, reconstruction_picture
 from vit_jax.runs.run_page import write_report
+from vit_jax.runs.splits import SPOKEN
 from vit_jax.runs.workdir import RECONSTRUCTIONS, SEEN_FOLDER
 from vit_jax.training.objectives.objective import in_format
 from vit_jax.training.program import Judged
@@ -20,6 +22,9 @@ from vit_jax.training.step import State
 
 KNN = "knn"  # The figure that chooses among checkpoints of a training without labels: the mean of all k-NN.
 Figures = dict[str, dict[str, float]]  # The figures of an evaluation, by split.
+
+UNEQUAL = 1.5  # Ratio of the largest class to the smallest one from which lines have more metrics.
+MOST_NEVER = 10  # Classes that a note names.
 
 OPTIONS = {
     "evaluate_every": Option(
@@ -61,6 +66,10 @@ class PeriodicEvaluation:
         self._chosen_by = parts.splits.chosen_by
         self._evaluate = Evaluator(program, parts.splits.named, config, warn, evaluation_pictures(config))
         shardings = jax.tree.map(lambda x: x.sharding, program.state["params"])
+        # Of the other splits balanced accuracy is nearly accuracy, and the lines stay short.
+        self._unequal = {
+            name for name, source in parts.splits.named.items() if inequality(known_counts(source)) >= UNEQUAL
+        }
         self._suites = parts.suites
         self._suites.attach(program.graphdef, shardings, warn)
 
@@ -96,8 +105,10 @@ class PeriodicEvaluation:
         row = self._suites(judged.params, step, last, go_on)
         if row is None:
             return None
-        for line in (*in_words(figures, self.metrics), *in_lines(row)):
+        for line in (*self.in_words(figures), *in_lines(row)):
             self._console.say(f"step {step} | {line}")
+        if last and (never := self._never_predicted(split)):
+            self._console.say(never)
         if self._writer:
             chosen = {} if kept is None else {"kept/step": kept}
             self._writer.write(step, by_name(figures, "/") | row | chosen)
@@ -110,10 +121,18 @@ class PeriodicEvaluation:
             self._draw(step, judged)
         return figures
 
-    @property
-    def metrics(self) -> dict[str, str]:
-        """The formats of the objective's metrics, by name."""
-        return self._evaluate.metrics
+    def in_words(self, figures: Figures) -> list[str]:
+        """Returns an evaluation as parts of lines, one for each split."""
+        return in_words(figures, self._evaluate.metrics, self._unequal)
+
+    def _never_predicted(self, split: str) -> str | None:
+        """Returns a note on classes that the last evaluation, of `split`, never predicted."""
+        counts, names = self._evaluate.counts(), self._parts.splits.train.class_names
+        if counts is None or not len(never := counts.never_predicted):
+            return None
+        shown = ", ".join(f"{names[label]} (0 of {counts.images[label]:,})" for label in never[:MOST_NEVER])
+        more = f" and {len(never) - MOST_NEVER:,} more classes" if len(never) > MOST_NEVER else ""
+        return f"note: never predicted in the {SPOKEN[split]} images: {shown}{more}"
 
     def last_report(self, state: State) -> Callable[[], Path]:
         """Computes what the last report shows, on all processes; the leader calls the result, which writes
@@ -186,17 +205,21 @@ def since_start(rows: Sequence[Mapping[str, float]]) -> list[str]:
     return lines
 
 
-def in_words(figures: Figures, metrics: dict[str, str]) -> list[str]:
+def in_words(figures: Figures, metrics: dict[str, str], unequal: Collection[str] = ()) -> list[str]:
     """An evaluation as parts of lines, one for each split.
 
     Args:
       metrics: formats of the objective's, by name.
+      unequal: splits whose classes are unequal: their lines have the metrics that weight classes alike.
     """
     lines = []
     for split, found in figures.items():
+        formats = {name: metrics[name] for name in sorted(metrics)}
+        if split in unequal:
+            formats |= {name: format for name, format in CLASS_FIGURES.items() if name in found}
         parts = [
-            f"{split} {name.replace('_', ' ')} {in_format(found[name], metrics[name])}"
-            for name in sorted(metrics)
+            f"{split} {metric_in_words(name)} {in_format(found[name], format)}"
+            for name, format in formats.items()
         ]
         parts.append(f"{split} loss {found['loss']:.4f} ({found['images']:.0f} images)")
         lines.append(" | ".join(parts))

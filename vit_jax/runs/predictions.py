@@ -11,6 +11,13 @@ PREDICTIONS = "predictions.npz"
 MOST_MISTAKES, MOST_SAMPLES = 24, 24
 BINS = 10
 
+CLASS_FIGURES = {"balanced_accuracy": "share", "macro_f1": "share"}  # Formats of `class_figures`.
+
+
+def metric_in_words(name: str) -> str:
+    """Returns a metric's name as text."""
+    return name.replace("_", " ").replace(" f1", " F1")
+
 
 class Predictions(NamedTuple):
     """The answers to the readable images of a split, in its order.
@@ -47,6 +54,40 @@ class Predictions(NamedTuple):
     def one_class_each(self) -> bool:
         """No image is of several classes."""
         return bool(((self.labels >= 0).sum(axis=1) <= 1).all())
+
+
+class ClassCounts(NamedTuple):
+    """Counts of images by class, int `[classes]` each.
+
+    Attributes:
+      images: images of the class.
+      answers: images for which the model predicted the class.
+      right: images of the class for which it did.
+    """
+
+    images: np.ndarray
+    answers: np.ndarray
+    right: np.ndarray
+
+    @property
+    def recall(self) -> np.ndarray:
+        """Share of a class's images that are predicted as the class; 0 where it has none."""
+        return self.right / np.maximum(self.images, 1)
+
+    @property
+    def precision(self) -> np.ndarray:
+        """Share of the predictions of a class that are right; 0 where it is never predicted."""
+        return self.right / np.maximum(self.answers, 1)
+
+    @property
+    def f1(self) -> np.ndarray:
+        """Harmonic mean of precision and recall; 0 where nothing is right."""
+        return 2 * self.right / np.maximum(self.images + self.answers, 1)
+
+    @property
+    def never_predicted(self) -> np.ndarray:
+        """Classes with images of which not one image is predicted to be."""
+        return np.flatnonzero((self.images > 0) & (self.answers == 0))
 
 
 def to_show(predictions: Predictions) -> np.ndarray:
@@ -91,6 +132,33 @@ def by_class(predictions: Predictions, classes: int) -> tuple[np.ndarray, np.nda
     images = np.bincount(predictions.labels[known], minlength=classes)
     right = np.bincount(predictions.labels[known], weights=of_images[known], minlength=classes)
     return images, right.astype(int)
+
+
+def class_counts(labels: np.ndarray, answer: np.ndarray, classes: int = 0) -> ClassCounts | None:
+    """Returns the counts by class; None unless each image has exactly one label.
+
+    Args:
+      labels, answer: as of `Predictions`.
+      classes: number of classes; 0: up to the largest one that occurs.
+    """
+    if not len(labels) or ((labels >= 0).sum(axis=1) != 1).any():
+        return None
+    truth = labels.max(axis=1)
+    classes = max(classes, int(truth.max()) + 1, int(answer.max()) + 1)
+    each = truth, answer, truth[truth == answer]
+    return ClassCounts(*(np.bincount(x, minlength=classes) for x in each))
+
+
+def class_figures(counts: ClassCounts) -> dict[str, float]:
+    """Returns metrics that weight classes alike, by the names of `CLASS_FIGURES`.
+
+    `balanced_accuracy` is the mean recall of the classes that have images; `macro_f1` is the mean F1 score of
+    the classes that have images or are predicted. Both are scikit-learn's.
+    """
+    return {
+        "balanced_accuracy": float(counts.recall[counts.images > 0].mean()),
+        "macro_f1": float(counts.f1[counts.images + counts.answers > 0].mean()),
+    }
 
 
 def calibration(predictions: Predictions) -> tuple[np.ndarray, float]:

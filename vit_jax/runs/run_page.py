@@ -34,7 +34,7 @@ from vit_jax.progress import duration
 from vit_jax.runs.answer_sections import answer_sections
 from vit_jax.runs.bucket import shown
 from vit_jax.runs.goodput import KINDS, read_rows
-from vit_jax.runs.predictions import Predictions, kept
+from vit_jax.runs.predictions import CLASS_FIGURES, Predictions, kept, metric_in_words
 from vit_jax.runs.report_pictures import SEEN, kept_pictures
 from vit_jax.runs.workdir import (
     CONFIG,
@@ -121,7 +121,7 @@ class RunFiles(NamedTuple):
     @property
     def formats(self) -> dict[str, str]:
         """Formats of the objective's metrics; of earlier versions' runs the accuracy's alone."""
-        return self.saved.manifest.get("metrics", {"accuracy": "share"})
+        return CLASS_FIGURES | self.saved.manifest.get("metrics", {"accuracy": "share"})
 
     @property
     def labelled(self) -> bool:
@@ -219,7 +219,7 @@ def _head(run: RunFiles) -> str:
     for key, value in run.figures.items():
         split, _, name = key.partition("/")
         if split in ("dev", "test"):
-            rows[f"{split} {name.replace('_', ' ')}"] = figure(key, value, run.formats, run.figures)
+            rows[f"{split} {metric_in_words(name)}"] = figure(key, value, run.formats, run.figures)
     for split in ("dev", "test"):
         if f"{split}/accuracy" in run.probe:
             key = f"{split}/accuracy"

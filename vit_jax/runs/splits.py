@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from vit_jax.data.balance import note_of
 from vit_jax.data.class_names import shortened
 from vit_jax.data.sources import SOURCES, open_handed_in, open_source
 from vit_jax.data.sources.base import Source, Subset, check_labelled, lacking
@@ -167,6 +168,9 @@ def notes(config: ConfigDict, splits: Splits, groups: Sequence | None = None) ->
             f"note: several of data.parts have the classes {shortened(shared)}: each name is one class, "
             "with the images of all of them"
         )
+    uncorrected = config.data.balance == config.loss.class_weights == "none"
+    if objective_of(config).labels and uncorrected and (unequal := note_of(splits.train)):
+        lines.append(unequal)
     if share(config, splits.train, "train_split", "test_split"):
         lines.append("note: the test images are trained on, some of them or all")
     sampled = isinstance(splits.train, Subset) and config.data.slices == "stratified"

@@ -149,12 +149,14 @@ def make_program(
     mesh: Mesh,
     build: Callable[..., nnx.Module] | None = None,
     frozen: nnx.Module | None = None,
+    class_weights: tuple[float, ...] = (),
 ) -> Program:
     """The program of a run of so many steps, for the devices of `mesh`, which need not exist here.
 
     Args:
       build: makes the model from `rngs=`; None: as the config names it.
       frozen: the model that the objective asked for by `learns_from`, with shapes in place of arrays.
+      class_weights: of each class's images in the loss of a classification; empty: all are 1.
 
     Raises:
       UserError: the model, the schedule or the batch does not fit the config or the mesh.
@@ -164,20 +166,11 @@ def make_program(
     build = build or model_factory(num_classes=num_classes, **model_arguments(config))
     model = abstract(build)
     layers, embedding = family_of(model).layer, family_of(model).embedding
-    if config.optimizer.layer_decay < 1 and layers is None:
-        raise UserError(
-            f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
-            f"layer, and a {type(model).__name__} has none; use 1"
-        )
-    if config.optimizer.embedding_rate != 1 and not embedding:
-        raise UserError(
-            f"config.optimizer.embedding_rate = {config.optimizer.embedding_rate} is of the patch embedding, "
-            f"and a {type(model).__name__} has none; use 1"
-        )
+    _check_layers(config, model)
     graphdef, params = nnx.split(model)
     params = nnx.to_pure_dict(params)
     held = {} if frozen is None else nnx.to_pure_dict(nnx.state(frozen))
-    whole = abstract_objective(config, model, steps=steps, frozen=frozen)
+    whole = abstract_objective(config, model, steps=steps, frozen=frozen, class_weights=class_weights)
     objective = nnx.graphdef(whole)
 
     def make_extra(params):
@@ -230,6 +223,21 @@ def make_program(
         make_train_step(graphdef, objective, optimizer, config, mesh, shardings),
         shapes_of_batch(config, 1),
     )
+
+
+def _check_layers(config: ConfigDict, model: nnx.Module) -> None:
+    """Raises UserError where the config gives layers a learning rate and the model has none of them."""
+    layers, embedding = family_of(model).layer, family_of(model).embedding
+    if config.optimizer.layer_decay < 1 and layers is None:
+        raise UserError(
+            f"config.optimizer.layer_decay = {config.optimizer.layer_decay} lowers the rate of each encoder "
+            f"layer, and a {type(model).__name__} has none; use 1"
+        )
+    if config.optimizer.embedding_rate != 1 and not embedding:
+        raise UserError(
+            f"config.optimizer.embedding_rate = {config.optimizer.embedding_rate} is of the patch embedding, "
+            f"and a {type(model).__name__} has none; use 1"
+        )
 
 
 def _check_held(config: ConfigDict, objective: Objective, own: dict) -> None:

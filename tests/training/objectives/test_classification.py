@@ -3,8 +3,16 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from sklearn.metrics import log_loss
 
-from vit_jax.training.objectives.classification import class_targets, classification_loss, correct
+from vit_jax.training.objectives.classification import (
+    Classification,
+    class_targets,
+    classification_loss,
+    correct,
+)
+from vit_jax.training.objectives.objective import EVALUATION, Now
 
 LABELS = np.array([[2, -1, -1], [0, 3, -1], [4, 1, 4], [-1, -1, -1]])
 
@@ -56,3 +64,27 @@ def test_any_of_an_images_classes_is_right():
     highest = np.array([2, 3, 0, 4])
     got = correct(jnp.asarray(np.eye(5)[highest]), jnp.asarray(LABELS))
     assert got.tolist() == [True, True, False, False]
+
+
+def test_class_weights_scale_the_training_loss_alone(logits):
+    labels, weights = np.array([2, 0, 4, 2]), np.array([0.5, 1, 1, 2, 3])
+    objective = Classification("softmax", 0.0)
+    objective.class_weights = tuple(weights.tolist())
+    batch = {"labels": jnp.asarray(labels)[:, None]}
+    probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    of_each = weights[labels]
+    weighted = log_loss(labels, probability, sample_weight=of_each, labels=range(5)) * of_each.mean()
+    training = objective.label_losses(jnp.asarray(logits), batch, Now(nnx.Rngs(0)))
+    np.testing.assert_allclose(training.mean(), weighted, rtol=1e-5)
+    evaluation = objective.label_losses(jnp.asarray(logits), batch, EVALUATION)
+    np.testing.assert_allclose(evaluation.mean(), log_loss(labels, probability, labels=range(5)), rtol=1e-5)
+
+
+def test_mixed_images_have_the_mean_weight_of_their_classes(logits):
+    objective = Classification("softmax", 0.0)
+    objective.class_weights = (1.0, 2.0, 3.0, 4.0, 5.0)
+    labels = jnp.array([[0], [1], [2], [3]])
+    mixed = {"labels": labels, "partner_labels": labels[::-1], "share": jnp.full(4, 0.75)}
+    losses = objective.label_losses(jnp.asarray(logits), mixed, Now(nnx.Rngs(0)))
+    plain = Classification("softmax", 0.0).label_losses(jnp.asarray(logits), mixed, Now(nnx.Rngs(0)))
+    np.testing.assert_allclose(losses / plain, [1.75, 2.25, 2.75, 3.25], rtol=1e-5)

@@ -116,10 +116,17 @@ def make_objective(
 
 
 def abstract_objective(
-    config: ConfigDict, model: nnx.Module, *, steps: int = ENDLESS, frozen: nnx.Module | None = None
+    config: ConfigDict,
+    model: nnx.Module,
+    *,
+    steps: int = ENDLESS,
+    frozen: nnx.Module | None = None,
+    class_weights: tuple[float, ...] = (),
 ) -> Objective:
-    """The config's objective with shapes in place of arrays, and with its frozen model."""
+    """The config's objective, abstract, with its frozen model and its weights of classes."""
     objective = abstract(partial(make_objective, config, model, steps=steps, frozen=frozen))
     if frozen is not None:
         objective.frozen = frozen
+    if class_weights:
+        objective.class_weights = class_weights
     return objective

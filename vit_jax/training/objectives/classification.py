@@ -48,6 +48,9 @@ class Classification(Objective):
 
     With `average` it remembers an average of the parameters (EMA), by which the run is judged.
 
+    Attributes:
+      class_weights: weight of each class's images in the training loss, set afterwards; empty: all are 1.
+
     Args:
       loss: one of `LOSSES`, as `classification_loss` has it.
       smoothing: share of the target that is spread over all classes in training.
@@ -56,6 +59,7 @@ class Classification(Objective):
 
     labels = True
     metrics: ClassVar = {"accuracy": "share"}
+    class_weights: tuple[float, ...] = ()
 
     def __init__(self, loss: str, smoothing: float, average: Momentum | None = None):
         self.loss, self.smoothing, self.average = loss, smoothing, average
@@ -95,10 +99,13 @@ class Classification(Objective):
         return Loss(losses, {"accuracy": correct(logits, batch["labels"])}, logits=logits)
 
     def label_losses(self, logits: jax.Array, batch: Batch, now: Now) -> jax.Array:
-        """The loss of each image under its labels, `[batch]`; in evaluation they are not smoothed."""
+        """The loss of each image under its labels, `[batch]`; in evaluation neither smoothed nor weighted."""
         targets = batch_targets(batch, logits.shape[-1], self.loss)
         smoothing = 0.0 if now.rngs is None else self.smoothing
-        return classification_loss(logits, targets, self.loss, smoothing)
+        losses = classification_loss(logits, targets, self.loss, smoothing)
+        if self.class_weights and now.rngs is not None:
+            losses *= image_weights(batch, jnp.array(self.class_weights, jnp.float32))
+        return losses
 
     def multiply_adds(self, model: nnx.Module, batch: dict[str, jax.ShapeDtypeStruct] | None = None) -> float:
         """Those that the papers count."""
@@ -139,6 +146,15 @@ def batch_targets(batch: dict[str, jax.Array], num_classes: int, name: str) -> j
     share = batch["share"][:, None]
     mixed = share * targets + (1 - share) * class_targets(batch["partner_labels"], num_classes, name)
     return (mixed > 0).astype(mixed.dtype) if name == "binary" else mixed
+
+
+def image_weights(batch: dict[str, jax.Array], class_weights: jax.Array) -> jax.Array:
+    """The weight of each image's class, `[batch]`; of mixed images the mean of both by their shares."""
+    weights = class_weights[batch["labels"].max(axis=1)]
+    if "share" not in batch:
+        return weights
+    partners = class_weights[batch["partner_labels"].max(axis=1)]
+    return batch["share"] * weights + (1 - batch["share"]) * partners
 
 
 def classification_loss(logits: jax.Array, targets: jax.Array, name: str, smoothing: float) -> jax.Array:
