@@ -43,7 +43,7 @@ def table(figures):
 
 
 EXPERIMENT = Experiment(
-    claim="Convolutions are ahead on few pre-training images, Transformers on a million.",
+    claim="Convolutions are ahead on few pre-training images, Transformers on many: up to a million.",
     place="Figure 3",
     stages=(
         *at_best(

@@ -9,9 +9,9 @@
   NAME --steps=4 --out=DIR  the same with runs of four steps, to see that all of it works
   NAME --scale=paper   the same by the paper's own recipe, on its data
   NAME --scale=paper --data=jft=folder:/data/mine   with images of your own in the place of some of them
-  record NAME DIR ... --verdict="agrees: why"  makes the record in experiments/records of the runs in these
-                  folders, which agrees, agrees in part, contradicts, not seen or cannot tell; of the same
-                  figures as before the verdict is kept
+  record NAME DIR ... --verdict="agrees: At 16 pixels, 1,200 steps: why"  makes the record in
+                  experiments/records of the runs in these folders. The verdict is agrees, agrees in part,
+                  contradicts, not seen at this scale or cannot tell; of the same figures as before it is kept
   ledger               writes LEDGER.md, and the recorded tables in README.md and docs/
 
 NAME may also be a file, such as mine/table8.py, that makes one `EXPERIMENT`.

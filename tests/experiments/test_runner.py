@@ -217,7 +217,7 @@ def recorded(file, runs, tmp_path):
     """The record of all runs, and the folder that they lie in."""
     experiment.main([file, f"--out={tmp_path / 'out'}"])
     record = make_record("widths", experiment.load(file), [tmp_path / "out"])
-    return with_verdict(record, "agrees: The wider is ahead.", tmp_path), tmp_path / "out"
+    return with_verdict(record, "agrees: At 4 steps: The wider is ahead.", tmp_path), tmp_path / "out"
 
 
 def test_record_says_how_the_figures_were_made(recorded):
@@ -265,13 +265,17 @@ def test_verdict_is_kept_with_its_figures_and_asked_for_of_others(recorded, file
     again = make_record("widths", experiment.load(file), [out])
     assert with_verdict(again, folder=tmp_path / "records") == record
     other = again | {"figures": []}
-    with pytest.raises(UserError, match=r'what differs: --verdict="WORD: \.\.\." with agrees, '):
+    verdict = "cannot tell: At no step: It has no runs."
+    with pytest.raises(UserError, match=r'what differs: --verdict="WORD: At 16 pixels, .*" with agrees, '):
         with_verdict(other, folder=tmp_path / "records")
-    assert with_verdict(other, "cannot tell: It has no runs.")["verdict"] == "cannot tell: It has no runs."
+    assert with_verdict(other, verdict)["verdict"] == verdict
 
 
-@pytest.mark.parametrize("verdict", ["It agrees.", "agrees", "contradicts: ", "disagrees: They do not."])
-def test_verdict_begins_with_its_word_and_says_why(verdict, recorded, tmp_path):
+@pytest.mark.parametrize(
+    "verdict",
+    ["It agrees.", "agrees", "contradicts: At 4 steps: ", "disagrees: At 4 steps: No.", "agrees: They do."],
+)
+def test_verdict_begins_with_its_word_and_scale_and_gives_a_reason(verdict, recorded, tmp_path):
     with pytest.raises(UserError, match="say whether these figures bear the claim out"):
         with_verdict(recorded[0], verdict, tmp_path)
 
@@ -279,9 +283,9 @@ def test_verdict_begins_with_its_word_and_says_why(verdict, recorded, tmp_path):
 def test_record_is_made_by_one_command_with_its_verdict(recorded, file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(records.write_record, "__defaults__", (tmp_path / "records",))
     monkeypatch.setattr(records.keep_pictures, "__defaults__", (tmp_path / "pictures",))
-    experiment.main(["record", file, str(recorded[1]), "--verdict=contradicts: Rates matter little."])
+    experiment.main(["record", file, str(recorded[1]), "--verdict=contradicts: At 4 steps: They do."])
     assert "recorded: 8 of 8 runs" in capsys.readouterr().out
-    assert records.records(tmp_path / "records")["widths"]["verdict"] == "contradicts: Rates matter little."
+    assert records.records(tmp_path / "records")["widths"]["verdict"] == "contradicts: At 4 steps: They do."
 
 
 @pytest.mark.parametrize("commit", ["", "0123456789abcdef, changed"])
@@ -298,12 +302,16 @@ def test_pages_have_the_tables_of_the_records(recorded, file):
     known, all_records = {"widths": experiment.load(file)}, {"widths": record}
     page = ledger_page.page(known, all_records)
     assert "## Table 1: widths" in page and "| 32 | 53.20 ± 0.00 |" in page
-    assert "| Table 1: widths | Rates matter. | **agrees with the claim** |" in page
-    assert "\n**Agrees with the claim.** The wider is ahead.\n" in page
+    row = "| Rates matter. | 4 steps | **agrees with the claim**: The wider is ahead. |"
+    assert f"| [Table 1: widths](#table-1-widths) {row}" in page
+    assert "\n**Agrees with the claim.** At 4 steps: The wider is ahead.\n" in page
     text = "# A page\n\n<!-- record widths -->\nold\n<!-- end of record -->\nmore\n"
     written = ledger_page.with_records(text, known, all_records)
     judged = ledger_page.with_records(text.replace("record widths", "verdict widths"), known, all_records)
-    assert "-->\n**Agrees with the claim.** The wider is ahead.\n<!-- end of record -->\nmore" in judged
+    assert (
+        "-->\n**Agrees with the claim.** At 4 steps: The wider is ahead.\n<!-- end of record -->\nmore"
+        in judged
+    )
     assert "| 64 | 56.40 ± 0.00 |\n<!-- end of record -->\nmore" in written and "\nold" not in written
     assert ledger_page.with_records(written, known, all_records) == written
     with pytest.raises(UserError, match="no record 'nothing'"):
@@ -317,7 +325,7 @@ def test_record_has_what_is_published_and_our_difference_or_why_there_is_none(re
     compared = dataclasses.replace(known, compared=lambda figures: {"gain": {"64": (2.0, 3.25)}})
     again = make_record("widths", compared, [out])
     assert again["published"] == {"gain": {"64": 2.0}} and again["difference"] == {"gain": {"64": 1.25}}
-    block = ledger_page.block(compared, with_verdict(again, "agrees: It does."))
+    block = ledger_page.block(compared, with_verdict(again, "agrees: At 4 steps: It does."))
     assert "\nOurs (and published): gain: 64 +3.2 (+2.0).\n" in block
     assert ", 2 seeds (cells without ± have one) on 1 x cpu" in block
 
@@ -370,6 +378,18 @@ def test_the_projects_pages_agree_with_its_records():
         assert ledger_page.with_records(text, known, records.records()) == text, path
 
 
+def test_the_overview_has_links_scales_and_results_with_our_own_experiments_apart():
+    known = {name: experiment.load(name) for name in ("followups", "figure3", "table1")}
+    overview, _, _ = ledger_page.page(known, records.records()).partition("\n## ")
+    paper, _, own = overview.partition("**Follow-ups and methods**")
+    assert "| [Figure 3: figure3](#figure-3-figure3) | " in paper
+    assert (
+        "| 16 pixels, 1,200 steps, up to 100,000 images | **not seen at this scale**: The BiTs lead " in paper
+    )
+    assert "by 21 to 32 points" in paper
+    assert "followups" in own and "followups" not in paper and "figure3" not in own
+
+
 def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
     experiment.main(["--list"])
     lines = capsys.readouterr().out.splitlines()
@@ -378,7 +398,7 @@ def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
     assert "quickstart (our own): The quickstart reads handwritten digits." in lines
     (place,) = [number for number, line in enumerate(lines) if line.startswith("figure3 (")]
     paragraph = "\n".join(lines[place + 1 :]).partition("\nfigure4 (")[0]
-    assert "\n      not seen at this scale: At 16 pixels, 1,200 steps: " in paragraph
+    assert "\n      not seen at this scale: At 16 pixels, 1,200 steps, up to 100,000 images: " in paragraph
     assert any(line.endswith("; needs jft, imagenet21k, vtab/TASK (19 tasks)") for line in lines)
     places = [re.search(r"\((.*?)\)", line)[1].split()[0] for line in lines[:-1] if line[0] != " "]
     assert places == sorted(places, key=["Table", "Figure", "Section", "Appendix", "our"].index)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.ledger.records import PICTURES, ROOT, how_far, verdict_of
+from vit_jax.ledger.records import PICTURES, ROOT, how_far, result_of, verdict_of
 from vit_jax.ledger.study import Experiment
 from vit_jax.ledger.tables import markdown_table, pairs_in_words
 from vit_jax.progress import duration
@@ -26,8 +26,14 @@ def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[st
         "Laptop scale is small images and models on two processor cores: it can show orderings and slopes,",
         "never the paper's accuracies, which stand beside ours only where the same thing is measured.",
         "",
-        summary(names, experiments, records),
     ]
+    sections = {
+        "The paper": [name for name in names if experiments[name].place],
+        "Follow-ups and methods": [name for name in names if not experiments[name].place],
+    }
+    for title, chosen in sections.items():
+        lines += [f"**{title}**", "", summary(chosen, experiments, records), ""]
+    lines.pop()
     for name in names:
         experiment = experiments[name]
         whose = "The paper's claim" if experiment.place else "The claim"
@@ -45,14 +51,22 @@ def page(experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[st
 def summary(
     names: Sequence[str], experiments: Mapping[str, Experiment], records: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """A table with a line for each record: what its figures are to the claim."""
-    lines = [
-        [heading(name, experiments[name]), experiments[name].claim, f"**{verdict_of(records[key])[0]}**"]
-        for name in names
-        for key in (name, f"{name}-paper")
-        if key in records
-    ]
-    return markdown_table(("entry", "claim", "what was recorded"), lines)
+    """Returns a table with a line for each record: link, claim, scale, verdict and first figures."""
+    lines = []
+    for name in names:
+        for key in (name, f"{name}-paper"):
+            if key in records:
+                title = heading(name, experiments[name])
+                scale, result = result_of(records[key])
+                word = verdict_of(records[key])[0]
+                link = f"[{title}](#{anchor(title)})"
+                lines.append([link, experiments[name].claim, scale, f"**{word}**: {result}"])
+    return markdown_table(("entry", "claim", "scale", "verdict and result"), lines)
+
+
+def anchor(title: str) -> str:
+    """Returns the fragment of a heading's link."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def heading(name: str, experiment: Experiment) -> str:

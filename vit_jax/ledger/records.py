@@ -26,10 +26,11 @@ RECORDS, PICTURES = EXPERIMENTS / "records", ROOT / "docs" / "images" / "ledger"
 VERDICTS = {
     "agrees": "agrees with the claim",
     "agrees in part": "agrees with the claim in part",
-    "contradicts": "contradicts the claim",  # Tested at the claim's own scale.
-    "not seen": "not seen at this scale",
+    "contradicts": "contradicts the claim",
+    "not seen at this scale": "not seen at this scale",
     "cannot tell": "cannot tell whether the claim holds",
 }
+SCALE = re.compile(r"(At [^:]+): (?=\S)")  # How a verdict's reason starts.
 
 
 def make_record(name: str, experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any]:
@@ -158,7 +159,8 @@ def with_verdict(record: Mapping[str, Any], verdict: str = "", folder: Path = RE
     """The record with a verdict: the given one, or that of the record which is there, of the same figures.
 
     Args:
-      verdict: a word of `VERDICTS`, a colon, and a sentence or two: `contradicts: BiTs lead throughout.`
+      verdict: a word of `VERDICTS`, the scale, and a sentence or two, separated by colons:
+        `not seen at this scale: At 16 pixels, 1,200 steps: BiTs lead throughout.`
 
     Raises:
       UserError: none is given and the figures are new; it begins otherwise, or says nothing.
@@ -168,8 +170,8 @@ def with_verdict(record: Mapping[str, Any], verdict: str = "", folder: Path = RE
         before = json.loads(path.read_text())
         verdict = before.get("verdict", "") if before["figures"] == record["figures"] else ""
     word, _, reason = verdict.partition(": ")
-    if word not in VERDICTS or not reason.strip():
-        wanted = f'--verdict="WORD: ..." with {", ".join(VERDICTS)} as WORD'
+    if word not in VERDICTS or not SCALE.match(reason):
+        wanted = f'--verdict="WORD: At 16 pixels, 1,200 steps: ..." with {", ".join(VERDICTS)} as WORD'
         raise UserError(f"say whether these figures bear the claim out, and what differs: {wanted}")
     return {**record, "verdict": verdict}
 
@@ -178,6 +180,12 @@ def verdict_of(record: Mapping[str, Any]) -> tuple[str, str]:
     """The bearing of a record's figures on the claim, in words, and the reason."""
     word, _, reason = record["verdict"].partition(": ")
     return VERDICTS[word], reason
+
+
+def result_of(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the scale of a record's verdict and the first sentence of its reason."""
+    scale, _, reason = verdict_of(record)[1].partition(": ")
+    return scale.removeprefix("At "), re.split(r"(?<=\.)\s", reason)[0]
 
 
 def path_of(record: Mapping[str, Any], folder: Path) -> Path:
