@@ -52,7 +52,7 @@ def start(tmp_path, **values):
         **identity,
     )
     with claim(workdir, config, manifest):
-        pass
+        (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)  # It has made a step.
     return saved_run(workdir).manifest
 
 
