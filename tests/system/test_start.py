@@ -35,7 +35,7 @@ def test_a_model_is_made_with_few_small_compilations_and_without_what_trains_it(
     assert process.returncode == 0, process.stderr
     compiled, imported = process.stdout.splitlines()
     assert 0 < int(compiled) <= 16
-    others = {"grain", "ml_collections", "orbax", "tensorflow", "tensorflow_datasets", "tensorstore"}
+    others = {"clu", "grain", "ml_collections", "orbax", "tensorflow", "tensorflow_datasets", "tensorstore"}
     assert not others & set(imported.split())
 
 

@@ -3,6 +3,7 @@
 import math
 
 import jax
+from clu import parameter_overview
 from ml_collections import ConfigDict
 
 from vit_jax.data.class_names import shortened
@@ -17,7 +18,7 @@ from vit_jax.training.objectives import objective_of
 def describe(parts: Parts, manifest: dict) -> str:
     """Model, data and devices of a run."""
     config, program, origin = parts.config, parts.program, parts.origin
-    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(program.state["params"]))
+    parameters = parameter_overview.count_parameters(program.state["params"])
     images, classes = manifest["images"], f", {manifest['num_classes']:,} classes"
     own = sum(math.prod(x.shape) for x in jax.tree.leaves(objective_weights(program.state)))
     labelled = objective_of(config).labels
