@@ -37,6 +37,9 @@ GROUP = flags.DEFINE_string(
     None,
     "Keeps images of a group in one split: a regular expression of the path, or a CSV's column.",
 )
+BALANCE = flags.DEFINE_enum(
+    "balance", None, ["none", "sqrt", "full"], "How much more often images of rare classes are seen."
+)
 MINUTES = flags.DEFINE_float("minutes", None, "The time that it may take, about; by default 10 on CPUs.")
 
 
@@ -45,6 +48,7 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1:
         raise UserError(f"unexpected argument {arguments[1]!r}: give one folder, CSV or data set")
     short = {"finetune.checkpoint": FROM.value, "data.groups": GROUP.value, "minutes": MINUTES.value}
+    short["data.balance"] = BALANCE.value
     short["data.path"] = arguments[0] if arguments else None
     config.update_from_flattened_dict({key: value for key, value in short.items() if value is not None})
     if not config.data.path and config.data.source in ("digits", "folder"):

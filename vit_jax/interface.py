@@ -115,6 +115,7 @@ def finetune(
     workdir: str | Path | None = None,
     *,
     group: str | None = None,
+    balance: str | None = None,
     minutes: float | None = None,
     values: Mapping[str, Any] | None = None,
     on_log: Callable[[int, dict[str, float]], None] | None = None,
@@ -130,6 +131,7 @@ def finetune(
       checkpoint: what `load_model` takes; None: DINOv2 of the Hub.
       workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so on.
       group: keeps images of a group in one split: a regular expression of the path, or a CSV's column.
+      balance: `sqrt` or `full`: images of rare classes are seen more often.
       minutes: the time that it may take, about; None: 10 on CPUs.
       values: of the config by their dotted keys, in place of those that are chosen.
       on_log: as of `train`.
@@ -140,6 +142,7 @@ def finetune(
     from vit_jax.runs.choices import next_workdir
 
     short = {"data.path": str(images), "data.groups": group, "minutes": minutes}
+    short["data.balance"] = balance
     short["finetune.checkpoint"] = None if checkpoint is None else str(checkpoint)
     config = _changed(read_config("my_images"), short, values)
     folder = Path(workdir or next_workdir(str(images)))
