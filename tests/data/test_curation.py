@@ -272,7 +272,7 @@ def test_index_larger_than_the_memory_is_refused_before_anything_is_embedded(set
     [
         ("nowhere", "cannot read the data set 'nowhere'"),
         ("folder:/nowhere", "no folder /nowhere/train"),
-        ("{tmp}/empty", "no folder {tmp}/empty"),
+        ("{tmp}/empty", "no images in {tmp}/empty: it must hold "),
         ("{tmp}/broken", "--retrieve_for={tmp}/broken: none of the 1 images can be read"),
     ],
 )

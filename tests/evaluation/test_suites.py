@@ -186,7 +186,7 @@ def test_imagenet_is_seen_through_the_checkpoints_crop_which_the_row_says(comman
             ["--suite=vtab", "--value=batchsize=1"],
             "unknown config key 'batchsize'; did you mean 'batch_size'",
         ),
-        (["--suite=vtab", "--value=steps=few"], "--value=steps=few: .*int"),
+        (["--suite=vtab", "--value=steps=few"], "--value=steps=few: .*a whole number"),
         (["--suite=fewshot", "--checkpoint=nowhere"], "there is no .*nowhere"),
         (["--suite=fewshot", "more"], "unexpected argument 'more'"),
         ([], "give --checkpoint=WORKDIR, --suite=fewshot and --out=DIR"),

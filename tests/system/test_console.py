@@ -51,7 +51,7 @@ def test_command_fails_as_its_module_does(run, start, arguments):
 
 def test_fine_tuning_takes_its_own_config_where_none_is_given(start, tmp_path):
     result = start("finetune", f"--workdir={tmp_path}/run")
-    assert result.returncode == 2 and "where there is no config.finetune.checkpoint" in result.stderr
+    assert result.returncode == 2 and "name the images: vit-jax finetune PHOTOS" in result.stderr
     assert "did you mean 'quickstart'" in start("finetune", "--config", "quikstart").stderr
 
 
@@ -85,7 +85,7 @@ def test_googles_package_of_the_same_name_is_named(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        (("pre",), {"predict", "prepare"}),
+        (("pre",), {"predict", "prepare", "pretrain"}),
         (("train", "--config", "=", "vit_l"), {"vit_l16_i1k", "vit_l16_i21k", "vit_l16_jft"}),
         (("train", "--config", "="), {path.stem for path in (ROOT / "configs").glob("*.py")}),
         (("train", "--workdir", "=", "vit_l"), set()),
@@ -108,7 +108,7 @@ def test_bash_completes_commands_flags_and_configs(start, words, completed):
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        (("pre",), {"predict", "prepare"}),
+        (("pre",), {"predict", "prepare", "pretrain"}),
         (("train", "--config=vit_l16"), {"vit_l16_i1k", "vit_l16_i21k", "vit_l16_jft"}),
         (("report", "--"), {"--out", "--serve", "--port"}),
         (("train", "--config.optimizer.beta"), {"--config.optimizer.beta1", "--config.optimizer.beta2"}),

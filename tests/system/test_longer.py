@@ -16,12 +16,12 @@ CONSTANT = {"optimizer.schedule": "constant"}
 
 
 def claimed(workdir, steps: int, **values) -> None:
-    """Takes the workdir for a run of so many steps, and gives it back."""
+    """Takes the workdir for a run of so many steps, which makes one, and gives it back."""
     config = base_config()
     config.update_from_flattened_dict({"steps": steps} | values)
     config, _ = settled_config(workdir, config)
     with claim(workdir, config, {"steps": steps, "model": {}, "format": 2, "cores": 7}, say=print):
-        pass
+        (workdir / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
 
 
 # DINOv3's: the temperature warms up in steps, and the teacher's momentum stays.

@@ -95,5 +95,6 @@ def test_class_that_a_slice_loses_is_said(tmp_path):
     make_folder(tmp_path / "test", {"common": 1, "rare": 1})
     halves = dict(train_split="train[:50%]", dev_split="train[50%:]")
     config = config_of(source="folder", path=str(tmp_path), **halves)
-    (line,) = notes(config, open_splits(config))
-    assert line in ("note: no training images of rare", "note: no dev images of rare")
+    (lost, unequal) = notes(config, open_splits(config))
+    assert lost in ("note: no training images of rare", "note: no dev images of rare")
+    assert unequal.startswith("note: the classes are unequal, 15 to ")

@@ -5,10 +5,10 @@ import contextlib
 import functools
 from collections.abc import Collection, Mapping, Sequence
 
-from vit_jax.config import OPERATIONAL, base_config, check, leaves
+from vit_jax.config import OPERATIONAL, ConfigMistake, base_config, check
 from vit_jax.data.sources import open_source
 from vit_jax.data.sources.vtab import GROUPS, TASKS
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.evaluation.fewshot import fingerprints
 from vit_jax.evaluation.suite import (
     DATA_DIR,
@@ -32,10 +32,7 @@ def set_value(config, text: str) -> None:
         value = ast.literal_eval(value)
     try:
         config.update_from_flattened_dict({key: value})
-    except KeyError as error:
-        known = dict(leaves(config))
-        raise UserError(f"--value={text}: unknown config key {key!r}; {nearest(key, known)}") from error
-    except TypeError as error:
+    except ConfigMistake as error:
         raise UserError(f"--value={text}: {error}") from error
 
 
