@@ -54,6 +54,17 @@ def finish(workdir: Path, accuracy: float, commit: str = "0123456789abcdef") -> 
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def test_a_run_that_stopped_early_is_finished(tmp_path):
+    finish(tmp_path / "run", 0.7)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    begun, *_ = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text(begun)
+    assert outcome(Job(tmp_path / "run", ())).pending
+    kept = {"step": 6, "test/accuracy": 0.8, "test/loss": 1.0, "kept/step": 3}
+    metrics.write_text(begun + json.dumps(kept) + "\n")
+    assert outcome(Job(tmp_path / "run", ())).figures == {"accuracy": 0.8, "loss": 1.0, "seconds": 0.0}
+
+
 @pytest.fixture
 def runs(monkeypatch):
     """Names of the runs that were made; a higher rate and a wider model are more accurate."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_jax.progress import duration
-from vit_jax.runs.workdir import MANIFEST, METRICS
+from vit_jax.runs.workdir import MANIFEST, METRICS, ends_run
 from vit_jax.runs.workdir_lock import in_use
 from vit_jax.shipped import CONFIGS
 
@@ -85,11 +85,11 @@ def outcome(job: Job) -> Outcome:
         figures = {
             key.removeprefix("test/"): value
             for key, value in row.items()
-            if "/" in key and not key.startswith(("train/", "time/"))
+            if "/" in key and not key.startswith(("train/", "time/", "kept/"))
         }
         for name, value in figures.items():
             history.setdefault(name, []).append(value)
-        if row["step"] == steps and "test/loss" in row:
+        if ends_run(row, steps):
             last = figures
     if last is None:
         return Outcome(failure=_failure(job), history=history)

@@ -43,6 +43,7 @@ from vit_jax.runs.workdir import (
     REPORT,
     SEEN_FOLDER,
     SavedRun,
+    ends_run,
     saved_run,
 )
 from vit_jax.training.objectives import OBJECTIVES
@@ -94,7 +95,7 @@ class RunFiles(NamedTuple):
     def finished(self) -> bool:
         """The run has ended: its last step was evaluated, or it stopped early."""
         steps = self.saved.manifest["steps"]
-        return any("kept/step" in row or row["step"] >= steps for row in self.rows if "test/loss" in row)
+        return any(ends_run(row, steps) for row in self.rows)
 
     @property
     def kept_step(self) -> int | None:

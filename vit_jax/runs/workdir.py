@@ -207,6 +207,11 @@ def steps_made(workdir: Path) -> bool:
     return folder.is_dir() and any(entry.name.isdecimal() for entry in folder.iterdir())
 
 
+def ends_run(row: dict[str, float], steps: int) -> bool:
+    """Returns True for the row of metrics that a run of so many steps ends with, perhaps before the last."""
+    return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
+
+
 def _check_same(workdir: Path, saved: dict, given: dict) -> None:
     """Raises UserError where something else is given than the run began with."""
     for name, known in saved.items():
