@@ -150,7 +150,7 @@ class Figures:
         images, right = by_class(self._found, len(self._names))
         tested = np.flatnonzero(images)
         shares = right / np.maximum(images, 1)
-        order = tested[np.argsort(shares[tested], kind="stable")].tolist()
+        order = [int(label) for label in tested[np.argsort(shares[tested], kind="stable")]]
         counts = class_counts(self._found.labels, self._found.answer, len(self._names))
 
         def predicted(label: int) -> str:
