@@ -49,7 +49,7 @@ HEAD_RATE = 3e-3  # Of AdamW, for a new head alone.
 
 
 def runs(study: Study) -> list[Trial]:
-    """For each set and seed what the command does, and a new head alone."""
+    """Fine-tunes on each set with each seed: as the command does, and a new head alone."""
     options, trials = study.options, []
     if options["checkpoint"] is None:
         raise UserError("give --checkpoint=FOLDER, of a trained model")
@@ -67,7 +67,7 @@ def runs(study: Study) -> list[Trial]:
 
 
 def read(study: Study) -> list[dict]:
-    """For each set the accuracies of all seeds, as shares."""
+    """Accuracies of all seeds on each set, as shares."""
     rows = []
     for name in study.options["sets"]:
         kept = study.finished("kept", set=name)
@@ -259,7 +259,7 @@ def table(rows: list[dict]) -> str:
 
 
 def finding(rows: list[dict]) -> str:
-    """How the means of the kept models compare."""
+    """Counts of the sets on which the kept models are at least as accurate."""
 
     def at_least(other: str) -> str:
         sets = [row for row in rows if np.mean(row["kept"]) >= np.mean(row[other]) - 1e-9]

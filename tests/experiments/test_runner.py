@@ -418,6 +418,7 @@ def test_every_experiment_is_listed_with_its_claim_in_the_ledgers_order(capsys):
 def test_every_experiment_fits_a_screen_or_is_known_to_be_long():
     long = {
         "elpv",
+        "finetune_folders",
         "plan_growth",
         "plan_tables",
         "real_weights",

@@ -8,7 +8,8 @@ from vit_jax.command import as_in_file, read_config
 from vit_jax.config import leaves
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
-from vit_jax.runs.choices import next_workdir, settle
+from vit_jax.runs.assemble import assemble
+from vit_jax.runs.choices import micro_batches, next_workdir, settle
 from vit_jax.runs.choices.data_at import data_at, find_groups
 from vit_jax.runs.choices.image_sizes import short_sides
 
@@ -45,6 +46,12 @@ def chosen(path, checkpoint, said=None, **changes) -> dict:
     config.update_from_flattened_dict(named | changes)
     lines = [] if said is None else said
     return dict(leaves(settle(config, file, path.parent / "none", lines.append)))
+
+
+@pytest.fixture(autouse=True)
+def unknown_memory(monkeypatch):
+    """A device of which nobody knows how much it has, as tests of other choices need none."""
+    monkeypatch.setattr(micro_batches, "memory_of", lambda device: (None, 0.0))
 
 
 def test_class_folders_are_cut_into_three_splits(tmp_path, checkpoint):
@@ -187,3 +194,32 @@ def test_a_run_has_the_first_free_name(tmp_path, monkeypatch):
     assert next_workdir("/data/my pets") == "runs/my_pets-2"
     assert next_workdir("tfds:cifar100") == "runs/cifar100-1"
     assert next_workdir("cells/cells.csv") == "runs/cells-1"
+
+
+def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoint, monkeypatch):
+    folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
+    needed = {}
+
+    def compiled(program, config, max_labels):
+        """What the compiler says; it is compiled once for each number of micro-batches."""
+        if config.micro_batches not in needed:
+            needed[config.micro_batches] = memory_compiled(program, config, max_labels)
+        return needed[config.micro_batches]
+
+    memory_compiled = micro_batches.compiled_bytes
+    monkeypatch.setattr(micro_batches, "compiled_bytes", compiled)
+    monkeypatch.setattr(
+        micro_batches, "TAKEN", 20
+    )  # A small model's program takes more than its activations.
+    config = read_config("my_images")
+    config.update_from_flattened_dict(chosen(folder, checkpoint))
+    parts = assemble(config.lock())
+    whole = compiled(parts.program, parts.config, 1)
+    for share, micro in ((1.01, 1), (0.99, 2)):
+        there = share * whole / micro_batches.FREE
+        monkeypatch.setattr(micro_batches, "memory_of", lambda device, there=there: (there, there))
+        values = chosen(folder, checkpoint)
+        assert (values["batch_size"], values["micro_batches"], values["model.remat"]) == (16, micro, "none")
+    monkeypatch.setattr(micro_batches, "memory_of", lambda device: (1e5, 1e5))
+    with pytest.raises(UserError, match="not even 1 image of 32 pixels .* give a smaller model with --from"):
+        chosen(folder, checkpoint)

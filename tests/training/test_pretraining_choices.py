@@ -9,7 +9,7 @@ from vit_jax.command import as_in_file, read_config
 from vit_jax.config import check, leaves
 from vit_jax.errors import UserError
 from vit_jax.models.vit import ViT
-from vit_jax.runs.choices import pretraining, settle
+from vit_jax.runs.choices import micro_batches, pretraining, settle
 from vit_jax.runs.memory_check import Needs
 
 
@@ -17,7 +17,7 @@ from vit_jax.runs.memory_check import Needs
 def speed(monkeypatch):
     """A device of a known speed and memory."""
     monkeypatch.setattr(pretraining, "flops_per_second", lambda: 1e9)
-    monkeypatch.setattr(pretraining, "memory_of", lambda device: (None, None))
+    monkeypatch.setattr(micro_batches, "memory_of", lambda device: (None, 0.0))
 
 
 def chosen(path, start, said=None, **changes) -> dict:
@@ -85,14 +85,15 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
         left = 1 if config.model.remat == "none" else 0.2
         return Needs(0, 0, 0, 0, int(left * 1e9 * config.batch_size // config.micro_batches))
 
-    monkeypatch.setattr(pretraining, "assemble", lambda config: Parts)
-    monkeypatch.setattr(pretraining, "needs_of", needs)
+    monkeypatch.setattr(micro_batches, "assemble", lambda config: Parts)
+    monkeypatch.setattr(micro_batches, "needs_of", needs)
+    monkeypatch.setattr(micro_batches, "compiled_bytes", lambda *_: 2 * needs(*_).activations)
     for free, micro, remat in ((100e9, 1, "none"), (25e9, 4, "none"), (2e9, 8, "full")):
-        monkeypatch.setattr(pretraining, "memory_of", lambda device, free=free: (100e9, free))
+        monkeypatch.setattr(micro_batches, "memory_of", lambda device, free=free: (100e9, free))
         values = chosen(folder, checkpoint)
         assert (values["micro_batches"], values["model.remat"]) == (micro, remat)
         assert values["objective.koleo_group"] == (32 // micro if micro > 1 else None)
-    monkeypatch.setattr(pretraining, "memory_of", lambda device: (100e9, 1e8))
+    monkeypatch.setattr(micro_batches, "memory_of", lambda device: (100e9, 1e8))
     with pytest.raises(UserError, match="not even 2 images of 32 pixels fit"):
         chosen(folder, checkpoint)
 

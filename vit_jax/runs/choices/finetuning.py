@@ -24,6 +24,7 @@ from vit_jax.runs.choices.choice import Choice
 from vit_jax.runs.choices.data_at import DEV, DataAt, data_at, find_groups
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.image_sizes import short_sides
+from vit_jax.runs.choices.micro_batches import choose_micro_batches
 from vit_jax.runs.workdir import open_any
 
 DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
@@ -56,7 +57,8 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
       given: keys whose values are the user's.
 
     Raises:
-      UserError: there is no data set or checkpoint, or too few images to train, choose and test.
+      UserError: there is no data set or checkpoint; too few images to train, choose and test; not even one
+        fits into memory.
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
@@ -75,6 +77,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     take(_images(config, images, checkpoint))
     take(_labels(images.train))
     take(_length(config, given, images, checkpoint))
+    take(choose_micro_batches(config, given, least=1))
     return choices
 
 
@@ -320,7 +323,7 @@ def _length(
         Choice("batch_size", batch, f"{count:,} images to train on"),
         *([] if config.epochs else [Choice("steps", steps, reason)]),
         Choice("optimizer.learning_rate", rate, "of AdamW from a probe, by the square root of the batch"),
-        Choice("optimizer.warmup_steps", max(1, steps // 10), "a tenth of the steps"),
+        Choice("optimizer.warmup_steps", math.ceil(steps / 10) if steps > 1 else 0, "a tenth of the steps"),
         Choice("evaluate_every", every, f"{EVALUATIONS} evaluations on the dev split"),
         Choice("checkpoint.every", every, "with each evaluation"),
         Choice("log_every", max(1, every // 4), "four lines between evaluations"),

@@ -25,15 +25,13 @@ from vit_jax.interop.checkpoint import Checkpoint, complete, fit, sketch
 from vit_jax.models import count_multiply_adds, model_factory
 from vit_jax.models.image_model import TokenModel
 from vit_jax.models.vit import ViT
-from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.published.weights import checkpoint_of
-from vit_jax.runs.assemble import assemble
 from vit_jax.runs.choices.choice import Choice
 from vit_jax.runs.choices.data_at import data_at
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.finetuning import DEFAULT_CHECKPOINT, LARGE_CHECKPOINT
 from vit_jax.runs.choices.image_sizes import short_sides
-from vit_jax.runs.memory_check import changed, needs_of
+from vit_jax.runs.choices.micro_batches import choose_micro_batches
 from vit_jax.runs.splits import SPLIT_KEYS
 from vit_jax.runs.workdir import open_any
 from vit_jax.training.program import model_arguments
@@ -48,8 +46,6 @@ LOCAL_SIDE = 98 / 224  # Of a large crop's.
 EVALUATIONS = 4
 MOST_COMPARED = 500  # Images whose neighbours are looked for, and as many to look among.
 NEIGHBOURS = 10
-TAKEN = 2  # Times the activations at best: what a compiler may take.
-FREE = 0.8  # The share of the free memory that a step may take.
 
 
 class Start(NamedTuple):
@@ -110,7 +106,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     needless = {key: VALUES[key].default for key in unread(config) if key not in given}
     choices = [one for one in choices if one.key not in needless]
     take([Choice(key, value, "the other values need none") for key, value in needless.items()])
-    take(_memory(config, given))
+    take(choose_micro_batches(config, given, least=2))
     return choices
 
 
@@ -298,7 +294,7 @@ def _length(config: ConfigDict, given: Collection[str], start: Start, count: int
         Choice(
             "optimizer.learning_rate", rate, "from random parameters" if scratch else "low: features last"
         ),
-        Choice("optimizer.warmup_steps", max(1, steps // 10), "a tenth of the steps"),
+        Choice("optimizer.warmup_steps", math.ceil(steps / 10) if steps > 1 else 0, "a tenth of the steps"),
         Choice("objective.teacher_momentum", momentum, "the teacher averages a sixth of the steps"),
         Choice("evaluate_every", every, "at the end" if every == steps else f"{EVALUATIONS} evaluations"),
         Choice("checkpoint.every", every, "with each evaluation"),
@@ -334,39 +330,3 @@ def _comparison(config: ConfigDict, train: Source) -> list[Choice]:
         Choice("checkpoint.keep_best", 1, "the best by k-NN, if need be the features of the start"),
         Choice("checkpoint.final", "best", "so that no features are kept that became worse"),
     ]
-
-
-def _memory(config: ConfigDict, given: Collection[str]) -> list[Choice]:
-    """Micro-batches, and what is computed anew in the backward pass, so that a step fits."""
-    limit, free = memory_of(jax.local_devices()[0])
-    if limit is None:
-        return []
-    parts = assemble(config.copy_and_resolve_references().lock())
-    there = FREE * min(limit, free)
-    remats = ("none", "full") if issubclass(parts.origin.model, TokenModel) else ("none",)
-    tries = [(remat, 2**power) for remat in remats for power in range(8)]
-    first = None
-    for remat, micro in tries:
-        size = config.batch_size // micro
-        if config.batch_size % micro or size < 2:
-            continue
-        changes: dict[str, Any] = {}
-        if micro > 1:
-            changes = {"micro_batches": micro}
-            if config.objective.koleo:
-                changes["objective.koleo_group"] = size
-        if remat != "none":
-            changes["model.remat"] = remat
-        if changes.keys() & {*given}:
-            continue
-        other = changed(config, changes)
-        needs = needs_of(parts.program_of(other), other, parts.splits.train.max_labels)
-        bytes_needed = needs.certain + TAKEN * needs.activations
-        first = first or bytes_needed
-        if bytes_needed <= there:
-            reason = f"a step at once needs {first / GIB:.1f} GiB, and {there / GIB:.1f} are free"
-            return [Choice(key, value, reason) for key, value in changes.items()]
-    raise UserError(
-        f"not even 2 images of {config.data.image_size} pixels fit into the {there / GIB:.1f} GiB that are "
-        "free: give a smaller model with --from, or --config.data.image_size=96"
-    )
