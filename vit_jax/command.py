@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from vit_jax.config import VALUES, ConfigMistake, leaves, unknown_key
+from vit_jax.config import VALUES, ConfigMistake, as_made, leaves, unknown_key
 from vit_jax.config_page import WIDTH, listing, short_listing
 from vit_jax.errors import UserError, mistake, nearest, readers_may_leave
 from vit_jax.shipped import CONFIGS, config_names
@@ -192,6 +192,7 @@ class _ConfigFile(flags.ArgumentParser):
         if not isinstance(config, ConfigDict):
             returned = f"{file}: get_config returns {type(config).__name__}, not a config"
             raise _ConfigFault(UserError(f"{returned}; start it from vit_jax.config.base_config()"))
+        as_made(config)
         object.__setattr__(config, _AS_IN_FILE, config.copy_and_resolve_references())
         return config.lock()
 

@@ -59,6 +59,9 @@ VALUES, DECLARED_IN = _collected()
 OPERATIONAL = {key for key, value in VALUES.items() if value.operational}
 
 
+_GIVEN = "_given"  # An attribute of a config and of each section, which is no value: keys that were set.
+
+
 class ConfigMistake(UserError, AttributeError, KeyError, TypeError):
     """A key that a config does not have, or a value of another type; also what ConfigDict raises for it."""
 
@@ -82,6 +85,7 @@ class Config(ConfigDict):
             raise ConfigMistake(unknown_key(self._dotted(key))) from None
         except TypeError:
             raise ConfigMistake(self._wrong_type(self._dotted(key), value)) from None
+        self.__dict__.setdefault(_GIVEN, set()).add(key)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # Python and its libraries ask for such.
@@ -118,6 +122,28 @@ class Config(ConfigDict):
         return f"config.{key} is a section, not a value: set config.{key}.{min(_names(key))} or others of it"
 
 
+def given_keys(config: ConfigDict) -> set[str]:
+    """Returns the dotted keys of values that the user set, on the command line or in a program.
+
+    They are all that were set since the config's file, or `base_config`, had made it.
+    """
+    keys = set()
+    for key, value in config.items():
+        if isinstance(value, ConfigDict):
+            keys |= {f"{key}.{name}" for name in given_keys(value)}
+        elif key in config.__dict__.get(_GIVEN, ()):
+            keys.add(key)
+    return keys
+
+
+def as_made(config: ConfigDict) -> None:
+    """Takes all values for those of the config's file: none is the user's as yet."""
+    config.__dict__.pop(_GIVEN, None)
+    for value in config.values():
+        if isinstance(value, ConfigDict):
+            as_made(value)
+
+
 def _names(section: str) -> set[str]:
     return {key.rpartition(".")[2] for key in VALUES if key.rpartition(".")[0] == section}
 
@@ -133,6 +159,7 @@ def base_config() -> "TypedConfig":
                 part[inner] = Config()
             part = part[inner]
         part[name] = placeholder(value.rule.kind) if value.default is None else value.default
+    as_made(config)
     return cast("TypedConfig", config.lock())
 
 

@@ -16,7 +16,7 @@ STARTED = time.time()
 from absl import flags  # noqa: E402
 
 from vit_jax import command  # noqa: E402
-from vit_jax.config import check  # noqa: E402
+from vit_jax.config import check, given_keys  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
 COMMON = (
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
     from vit_jax.runs.workdir import steps_made, workdir_at
 
     workdir = workdir_at(WORKDIR.value or next_workdir(config.data.path))
-    config = settle(config, command.as_in_file(config), workdir)
+    config = settle(config, given_keys(config), workdir)
     if not steps_made(workdir):
         train_split, test_split = (
             open_split(config, config.data[key]) for key in ("train_split", "test_split")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.command import as_in_file, read_config
-from vit_jax.config import VALUES, check, unknown_key
+from vit_jax.config import VALUES, check, given_keys, unknown_key
 from vit_jax.errors import UserError, mistake
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def train(
         finite; the disk or the memory is full. Its message is one line.
     """
     config = config if isinstance(config, ConfigDict) else read_config(str(config))
-    file, config = as_in_file(config), config.copy_and_resolve_references()
+    file, own = as_in_file(config), given_keys(config)
+    config = config.copy_and_resolve_references()
     values: Any = config.data
     data, changes = None, {}
     if train is not None or test is not None:
@@ -86,7 +87,7 @@ def train(
             if objective is not None:  # After the check, which knows the names of the table alone.
                 config.update_from_flattened_dict({"objective.name": objective.__name__})
             folder = workdir_at(workdir)
-            config = settle(config, file, folder)
+            config = settle(config, own | changes.keys(), folder)
             return run(config, folder, caller=Caller(data, model, on_log, groups))
     except UserError:
         raise

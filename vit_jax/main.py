@@ -11,7 +11,7 @@ STARTED = time.time()
 from absl import flags  # noqa: E402
 
 from vit_jax import command  # noqa: E402
-from vit_jax.config import check, leaves  # noqa: E402
+from vit_jax.config import check, given_keys, leaves  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
 CONFIG = command.define_config("The job: a file such as configs/quickstart.py.")
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
         workdir = workdir_at(WORKDIR.value)
         if config.auto != "none" and peers.count > 1:
             raise UserError(f"config.auto={config.auto!r} is for one process, and there are {peers.count}")
-        train(settle(config, command.as_in_file(config), workdir), workdir, peers, started=STARTED)
+        train(settle(config, given_keys(config), workdir), workdir, peers, started=STARTED)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ STARTED = time.time()
 from absl import flags  # noqa: E402
 
 from vit_jax import command  # noqa: E402
-from vit_jax.config import check  # noqa: E402
+from vit_jax.config import check, given_keys  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
 CONFIG = command.define_config("The recipe.", "my_images_unlabelled")
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
     start_from(config, FROM.value)
     check(config, file=command.as_in_file(config))
     workdir = workdir_at(WORKDIR.value or next_workdir(config.data.path))
-    train(settle(config, command.as_in_file(config), workdir), workdir, started=STARTED)
+    train(settle(config, given_keys(config), workdir), workdir, started=STARTED)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.command import as_in_file, read_config
-from vit_jax.config import leaves
+from vit_jax.command import read_config
+from vit_jax.config import given_keys, leaves
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.runs.assemble import assemble
@@ -41,11 +41,10 @@ def checkpoint(tmp_path_factory):
 def chosen(path, checkpoint, said=None, **changes) -> dict:
     """The values that are chosen for a data set."""
     config = read_config("my_images")
-    file = as_in_file(config)
     named = {"data.path": str(path), "finetune.checkpoint": str(checkpoint)}
     config.update_from_flattened_dict(named | changes)
     lines = [] if said is None else said
-    return dict(leaves(settle(config, file, path.parent / "none", lines.append)))
+    return dict(leaves(settle(config, given_keys(config), path.parent / "none", lines.append)))
 
 
 @pytest.fixture(autouse=True)
@@ -175,10 +174,9 @@ def test_what_cannot_be_recognised_says_what_to_give(tmp_path):
 def test_without_a_checkpoint_and_network_it_says_what_to_give(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     config = read_config("my_images")
-    file = as_in_file(config)
     config.data.path = str(photographs(tmp_path / "pets", {"cat": 20, "dog": 20}))
     with pytest.raises(UserError, match=r"the default cannot be fetched .*give --from=CHECKPOINT"):
-        settle(config, file, tmp_path / "none", str)
+        settle(config, given_keys(config), tmp_path / "none", str)
 
 
 def test_sides_of_images_are_read_from_their_headers(tmp_path):
@@ -223,3 +221,14 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (1e5, 1e5))
     with pytest.raises(UserError, match="not even 1 image of 32 pixels .* give a smaller model with --from"):
         chosen(folder, checkpoint)
+
+
+def test_a_value_that_the_user_gives_holds_though_the_file_has_it_too(tmp_path, checkpoint):
+    said = []
+    folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
+    assert read_config("my_images").finetune.head == "new"
+    values = chosen(folder, checkpoint, said, **{"finetune.head": "new", "optimizer.learning_rate": 0.003})
+    assert (values["finetune.head"], values["optimizer.learning_rate"]) == ("new", 0.003)
+    lines = [line.split() for line in said]
+    assert ["--config.finetune.head='new'", "yours"] in lines
+    assert ["--config.optimizer.learning_rate=0.003", "yours"] in lines

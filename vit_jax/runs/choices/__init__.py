@@ -6,7 +6,7 @@ Each job is a file of this folder with a function `choose(config, given)`; `auto
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
 
@@ -39,13 +39,13 @@ OPTIONS = {
 
 
 def settle(
-    config: ConfigDict, file: ConfigDict | None, workdir: Path, say: Callable[[str], None] = print
+    config: ConfigDict, given: Collection[str], workdir: Path, say: Callable[[str], None] = print
 ) -> ConfigDict:
     """Returns the config with the values that `auto` chooses; a run that has begun keeps its own.
 
     Args:
       config: checked.
-      file: the config before the user changed values; None: no value is the user's.
+      given: keys whose values are the user's.
       workdir: of the run.
       say: is told of each choice.
 
@@ -54,18 +54,17 @@ def settle(
     """
     if config.auto == "none":
         return config
-    before = {} if file is None else dict(leaves(file))
-    given = {key: value for key, value in leaves(config) if key in before and before[key] != value}
+    own = {key: value for key, value in leaves(config) if key in given}
     config = config.copy_and_resolve_references().unlock()
     if (saved := saved_run(workdir)) and steps_made(workdir):
-        values = dict(leaves(saved.config)) | given
-        if config.auto == "finetune" and "data.path" in given and "data.source" not in given:
-            values["data.path"] = data_at(given["data.path"]).path
+        values = dict(leaves(saved.config)) | own
+        if config.auto == "finetune" and "data.path" in own and "data.source" not in own:
+            values["data.path"] = data_at(own["data.path"]).path
     else:
         job = import_module(f"{__name__}.{JOBS[config.auto]}")
-        choices = job.choose(config, given.keys())
+        choices = job.choose(config, given)
         say(f"chosen for {shown(workdir)}; a flag changes each:")
-        for line in in_words(choices, given):
+        for line in in_words(choices, own):
             say(line)
         values = {one.key: one.value for one in choices if one.key not in {*given} - {"data.path"}}
     config.update_from_flattened_dict(values)

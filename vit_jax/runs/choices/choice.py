@@ -1,6 +1,6 @@
 """A value that a job chooses by itself, with its reason."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -23,12 +23,17 @@ class Choice(NamedTuple):
         return f"--config.{self.key}={self.value!r}" if self.value != "" else f"--config.{self.key}="
 
 
-def in_words(choices: Iterable[Choice], given: Collection[str]) -> list[str]:
+def in_words(choices: Iterable[Choice], own: Mapping[str, Any]) -> list[str]:
     """Returns a line for each choice: its flag and its reason.
 
     Args:
-      given: keys whose values are the user's.
+      own: the user's values by key, which hold in place of what was chosen.
     """
-    rows = [(choice.flag, "yours" if choice.key in given else choice.reason) for choice in choices]
+    rows = [
+        (Choice(choice.key, own[choice.key], "yours").flag, "yours")
+        if choice.key in own
+        else (choice.flag, choice.reason)
+        for choice in choices
+    ]
     width = min(48, max((len(flag) for flag, _ in rows), default=0))
     return [f"  {flag:<{width}}  {reason}" for flag, reason in rows]
