@@ -55,7 +55,7 @@ ALLOWED = {
     "load": {"interop", "models", "published", "data", "parallel", "evaluation", "runs"},
     "save": {"interop", "models", "runs"},
     "publishing": {"config", "evaluation", "interop", "load", "models", "published", "runs"},
-    "interface": {"command", "config", "models", "runs", "training"},
+    "interface": {"command", "config", "models", "published", "runs", "training"},
     "inspection": {"models"},
     "config_page": {"config", "options"},
     "command": {"config", "config_page", "config_types", "shipped"},

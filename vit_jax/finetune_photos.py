@@ -18,6 +18,7 @@ from absl import flags  # noqa: E402
 from vit_jax import command  # noqa: E402
 from vit_jax.config import check, given_keys  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
+from vit_jax.published.weights import checkpoint_of  # noqa: E402
 
 COMMON = (
     *("data.classes", "data.image_size", "batch_size", "steps", "optimizer.learning_rate"),
@@ -27,7 +28,9 @@ LEAK_SECONDS = 10.0  # Of the search for near-duplicates of test images.
 
 CONFIG = command.define_config("The recipe.", "my_images")
 FROM = flags.DEFINE_string(
-    "from", None, "The checkpoint: a folder, a file, a workdir or hf://owner/name; by default DINOv2."
+    "from",
+    None,
+    "The checkpoint: a folder, a file, a workdir, hf://owner/name or a published model; by default DINOv2.",
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where the run is kept; by default runs/NAME-1, runs/NAME-2, ..."
@@ -47,8 +50,8 @@ def main(arguments: list[str]) -> None:
     config = CONFIG.value
     if len(arguments) > 1:
         raise UserError(f"unexpected argument {arguments[1]!r}: give one folder, CSV or data set")
-    short = {"finetune.checkpoint": FROM.value, "data.groups": GROUP.value, "minutes": MINUTES.value}
-    short["data.balance"] = BALANCE.value
+    short = {"data.groups": GROUP.value, "data.balance": BALANCE.value, "minutes": MINUTES.value}
+    short["finetune.checkpoint"] = FROM.value and checkpoint_of(FROM.value)
     short["data.path"] = arguments[0] if arguments else None
     config.update_from_flattened_dict({key: value for key, value in short.items() if value is not None})
     if not config.data.path and config.data.source in ("digits", "folder"):

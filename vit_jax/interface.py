@@ -129,7 +129,7 @@ def finetune(
     Args:
       images: a folder with a folder of images for each class, or with the splits train, val and test of such
         folders; a CSV with the columns file and label; a prepared TFDS data set; or `tfds:NAME`.
-      checkpoint: what `load_model` takes; None: DINOv2 of the Hub.
+      checkpoint: what `load_model` takes, or a published model's name; None: DINOv2 of the Hub.
       workdir: where the run is kept, in which it goes on; None: `runs/NAME-1`, `runs/NAME-2` and so on.
       group: keeps images of a group in one split: a regular expression of the path, or a CSV's column.
       balance: `sqrt` or `full`: images of rare classes are seen more often.
@@ -140,11 +140,12 @@ def finetune(
     Raises:
       UserError: there is no such data set or checkpoint, there are too few images, or a value does not fit.
     """
+    from vit_jax.published.weights import checkpoint_of
     from vit_jax.runs.choices import next_workdir
 
     short = {"data.path": str(images), "data.groups": group, "minutes": minutes}
     short["data.balance"] = balance
-    short["finetune.checkpoint"] = None if checkpoint is None else str(checkpoint)
+    short["finetune.checkpoint"] = None if checkpoint is None else checkpoint_of(str(checkpoint))
     config = _changed(read_config("my_images"), short, values)
     folder = Path(workdir or next_workdir(str(images)))
     return FineTuned(folder, train(config, folder, on_log=on_log))

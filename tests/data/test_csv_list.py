@@ -108,7 +108,7 @@ def test_labels_are_not_needed_without_an_objective_for_them(images):
         ("a.png,0,1\nb.jpg,1,0\n", "columns of zeros and ones"),
         (
             "file,cat,dog\na.png,0,1\n",
-            "no column 'label': choose .*data.label_key; .*cat, dog",
+            "no column 'label': name .*data.label_key=NAME; .*cat, dog",
         ),
         (",dog\n", "row 1 names no file"),
         ("a.png,dog\n".encode("utf-16"), "no text in UTF-8"),

@@ -216,7 +216,10 @@ def _open_files(path: Path) -> tuple[dict, dict[str, Tensor]]:
     pickles = [name for name in os.listdir(path) if name.endswith(TORCH_SUFFIXES)]
     if pickles:  # The model's before a trainer's optimizer and arguments.
         open_tensors(path / min(pickles, key=lambda name: (name != TORCH_MODEL, name)))  # Says why not.
-    raise UserError(f"there is no model.safetensors in {path}")
+    raise UserError(
+        f"there is no model.safetensors in {path}: give a folder of timm or Transformers, a run's workdir, a "
+        ".npz or .safetensors file, or hf://owner/name"
+    )
 
 
 def _beside(path: Path, name: str) -> dict:

@@ -122,7 +122,8 @@ def open_csv(split: str, options: SourceOptions) -> CsvList:
             left_out[AGAIN] += 1
         listed.setdefault(file, {}).update(labels)
     if not listed:
-        raise UserError(f"{path} lists no image of the split {split!r}")
+        of_split = "" if whole else f" of the split {split!r}"
+        raise UserError(f"{path} lists no image{of_split}: write a row FILE,LABEL for each image")
     labels = [[*labels] for labels in listed.values()]
     if options.labels:
         _check_names(path, labels)
@@ -173,7 +174,7 @@ def _read(path: str) -> list[list[str]]:
 def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Columns:
     """Finds the columns by the header, or takes the file and then the labels where there is none."""
     if not rows:
-        raise UserError(f"{path} is empty")
+        raise UserError(f"{path} is empty: write a row FILE,LABEL for each image")
     header = [cell.strip().lower() for cell in rows[0]]
     files = [place for place, cell in enumerate(header) if cell in FILE_COLUMNS]
     if not files:
@@ -189,8 +190,8 @@ def _columns(path: str, rows: list[list[str]], label_key: str | None) -> _Column
         if not labels:
             there = ", ".join(as_text(rows[0][place]) for place in others) or "none"
             raise UserError(
-                f"{path} has no column {label_key!r}: choose the label's column with data.label_key; besides "
-                f"{rows[0][files[0]].strip()!r} there are: {there}"
+                f"{path} has no column {label_key!r}: name the label's column with "
+                f"--config.data.label_key=NAME; besides {rows[0][files[0]].strip()!r} there are: {there}"
             )
     return _Columns(files[0], labels, split, 1)
 
@@ -266,6 +267,15 @@ def _check_there(path: str, source: CsvList) -> None:
             f"{path}: none of its first {len(first)} files exists, such as {as_text(first[0])}: paths are "
             "from the folder of the CSV, with the suffix of the file"
         )
+
+
+def lists_files(path: str) -> bool:
+    """Returns True for a CSV that names files of images: by a column's name, or in its first row."""
+    try:
+        _columns(path, _read(path), None)
+    except UserError:
+        return False
+    return True
 
 
 def _is_whole(path: str) -> bool:

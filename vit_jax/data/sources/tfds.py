@@ -63,7 +63,7 @@ def tfds_builder(path: str):
     refuse_s3(path)
     # A version (imagenet2012:5.1.0) is part of the name, a data_dir starts like a path.
     name, data_dir = re.fullmatch(r"((?:gs://)?[^:]*(?::[\d.*]+)?)(?::(.+))?", path).groups()
-    is_folder = name.startswith(("/", ".", "~", "gs://"))
+    is_folder = _is_folder(name)
     try:
         if is_folder:
             builder = tfds.builder_from_directory(os.path.expanduser(name))
@@ -136,9 +136,14 @@ def tfds_shards(builder, split: str) -> tuple[tuple[str, int], ...]:
     return tuple((os.path.basename(one.filename), one.examples_in_shard) for one in instructions)
 
 
+def _is_folder(path: str) -> bool:
+    return path.startswith(("/", ".", "~", "gs://")) or os.path.isfile(
+        os.path.join(path, "dataset_info.json")
+    )
+
+
 def _name_of(path: str) -> str:
-    is_folder = path.startswith(("/", ".", "~", "gs://"))
-    return last_folder(path) if is_folder else re.split("[:/]", path)[0]
+    return last_folder(path) if _is_folder(path) else re.split("[:/]", path)[0]
 
 
 TFDS = SourceKind(

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 from vit_jax.data.sources import SOURCES
 from vit_jax.data.sources.base import Source
-from vit_jax.data.sources.folder import FOLDER, folders_in
+from vit_jax.data.sources.csv_list import lists_files
+from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name, why_left_out
-from vit_jax.errors import UserError
+from vit_jax.data.sources.tfds import tfds_builder
+from vit_jax.errors import UserError, as_text
+from vit_jax.runs.workdir import CONFIG, MANIFEST
 
 DEV = ("dev", "val", "valid", "validation")  # Names of a split to choose by, the likeliest first.
 # Endings of the names of images that show one thing several times, and starts of those of one origin.
@@ -48,12 +51,11 @@ def data_at(path: str) -> DataAt:
     """Recognises the data set at a path: a folder, a CSV, a TFDS data set or `KIND:PATH`.
 
     Raises:
-      UserError: there is nothing, or nothing that is known.
+      UserError: there is nothing, nothing that is known, or two readings are possible.
     """
     kind, _, rest = path.partition(":")
     if kind in SOURCES and not os.path.exists(path) and not path.startswith(f"{kind}://"):
-        whole = SOURCES[kind].is_whole(rest)
-        return DataAt(kind, rest, ("all",) if whole else ("train", "test"), f"{kind} data set {rest}")
+        return of_kind(kind, rest)
     if "://" in path:
         return DataAt("folder", path, ("train", "test"), "a folder in a bucket, with train and test")
     if not os.path.exists(path):
@@ -62,41 +64,109 @@ def data_at(path: str) -> DataAt:
             "file,label, or tfds:NAME"
         )
     if path.lower().endswith(".csv"):
-        whole = SOURCES["csv"].is_whole(path)
-        splits = ("all",) if whole else ("train", "test")
-        return DataAt("csv", path, splits, "a CSV of files and labels")
+        return of_kind("csv", path)
     if not os.path.isdir(path):
         raise UserError(
             f"{path} is no folder and no CSV: give a folder with a folder of images for each class"
         )
+    check_no_run(path)
     if os.path.isfile(os.path.join(path, "dataset_info.json")):
-        return DataAt("tfds", path, _splits_of_tfds(path), "a prepared TFDS data set")
-    lists = sorted(name for name in os.listdir(path) if name.lower().endswith(".csv"))
-    named = [split_name(name[: -len(".csv")]) for name in lists]
-    if any(named):
-        return DataAt("csv", path, tuple(filter(None, named)), "CSVs of files and labels")
+        return of_kind("tfds", path)
     folders = [os.path.basename(folder) for folder in folders_in(path)]
     folders = [name for name in folders if not is_ignored(name)]
-    if len(lists) == 1 and not (named := [*filter(split_name, folders)]):
-        return data_at(os.path.join(path, lists[0]))
+    return _with_lists(path, folders) or _of_folders(path, folders)
+
+
+def check_no_run(path: str) -> None:
+    """Raises UserError where a path is the workdir of a run, which has a model and no images."""
+    if all(os.path.isfile(os.path.join(path, name)) for name in (CONFIG, MANIFEST)):
+        raise UserError(
+            f"{path} is the workdir of a run: give the images in its place, and --from={path} to start "
+            "from its model"
+        )
+
+
+def of_kind(kind: str, path: str) -> DataAt:
+    """Returns the data set at a path whose kind is known.
+
+    Raises:
+      UserError: there is none, or two readings are possible.
+    """
+    if kind == "tfds":
+        splits = tuple(tfds_builder(path).info.splits)
+        return DataAt(kind, path, splits, "a prepared TFDS data set")
+    if kind == "folder" and os.path.isdir(path):
+        folders = [os.path.basename(folder) for folder in folders_in(path)]
+        return _of_folders(path, [name for name in folders if not is_ignored(name)])
+    splits = ("all",) if SOURCES[kind].is_whole(path) else ("train", "test")
+    return DataAt(kind, path, splits, "a CSV of files and labels" if kind == "csv" else f"{kind} data set")
+
+
+def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
+    """The CSVs of a folder, where they list its images; None where its folders are the classes."""
+    lists = sorted(name for name in os.listdir(path) if name.lower().endswith(".csv"))
+    if named := [name for name in lists if split_name(name[: -len(".csv")])]:
+        splits = tuple(split_name(name[: -len(".csv")]) or "" for name in named)
+        return DataAt("csv", path, splits, "CSVs of files and labels")
+    if any(map(split_name, folders)):
+        return None
+    listing = [name for name in lists if lists_files(os.path.join(path, name))]
+    if len(listing) == 1:
+        return of_kind("csv", os.path.join(path, listing[0]))
+    if listing:
+        raise UserError(f"{path} has {len(listing)} lists of images: give {_one_of(path, listing)}")
+    return None
+
+
+def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
+    """The data set of which these are the folders: of classes, of splits, or one that holds all others."""
+    images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
-        images = sum(not why_left_out(name) for name in os.listdir(path))
+        if not images:
+            raise UserError(
+                f"{path} has no images: give a folder with a folder of images for each class, or a CSV "
+                "with file,label"
+            )
         raise UserError(
             f"{path} has {images:,} images and no folders of classes: move the images of each class into a "
             f"folder {os.path.join(path, 'CLASS')}; without labels, vit-jax pretrain {path} trains on them"
         )
-    if FOLDER.is_whole(path):
+    named = [name for name in folders if split_name(name)]
+    others = [name for name in folders if not split_name(name)]
+    if len(named) == 1 and any(_has_images(os.path.join(path, name)) for name in others):
+        raise UserError(
+            f"{path} can be read in two ways, as the split {named[0]} or as classes "
+            f"({', '.join(folders[:10])}): if {named[0]} is a class, rename it, such as to "
+            f"{named[0]}_class; if it is a split, move {', '.join(others[:10])} away"
+        )
+    if not named and len(folders) == 1 and not images:  # As archives are unpacked.
+        inner = os.path.join(path, folders[0])
+        if folders_in(inner) and not _has_images(inner):
+            return data_at(inner)
+    if not named:
         return DataAt("folder", path, ("all",), f"{len(folders)} folders of classes")
-    splits = tuple(name for folder in folders if (name := split_name(folder)))
-    return DataAt("folder", path, splits, f"folders of classes in {', '.join(splits)}")
+    splits = tuple(split_name(name) or "" for name in named)
+    words = f"folders of classes in {', '.join(splits)}"
+    return DataAt("folder", path, splits, words + (f", without {', '.join(others[:10])}" if others else ""))
 
 
-def _splits_of_tfds(path: str) -> tuple[str, ...]:
-    import json
+def _has_images(folder: str) -> bool:
+    return any(not why_left_out(name) for name in os.listdir(folder))
 
-    with open(os.path.join(path, "dataset_info.json"), encoding="utf-8") as file:
-        info = json.load(file)
-    return tuple(split["name"] for split in info.get("splits", ()))
+
+def _one_of(path: str, names: Sequence[str]) -> str:
+    return " or ".join(os.path.join(path, name) for name in names[:3])
+
+
+def check_files(source: Source) -> None:
+    """Raises UserError where files do not exist that a list names; those of a folder do."""
+    missing = [name for name, size in source.stored_files() or () if size < 0]
+    if missing:
+        raise UserError(
+            f"{len(missing):,} of {len(source):,} files that are listed do not exist, such as "
+            f"{as_text(missing[0])}: mend their paths, which are from the folder of the CSV, or remove "
+            "their rows"
+        )
 
 
 def find_groups(source: Source, names: Sequence[str] | None = None) -> tuple[str, int] | None:

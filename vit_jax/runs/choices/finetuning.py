@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop.checkpoint import Checkpoint, fit, sketch
 from vit_jax.models import count_multiply_adds
 from vit_jax.runs.choices.choice import Choice
-from vit_jax.runs.choices.data_at import DEV, DataAt, data_at, find_groups
+from vit_jax.runs.choices.data_at import DEV, DataAt, check_files, data_at, find_groups, of_kind
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.image_sizes import short_sides
 from vit_jax.runs.choices.micro_batches import choose_micro_batches
@@ -69,10 +69,11 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
         free = {one.key: one.value for one in more if one.key not in given}
         config.update_from_flattened_dict(free)
 
-    take(_data(config, given))
-    checkpoint, more = _checkpoint(config, given)
+    found, more = _data(config, given)
     take(more)
-    images, more = _splits(config, given)
+    images, more = _splits(config, given, found)
+    take(more)
+    checkpoint, more = _checkpoint(config)
     take(more)
     take(_images(config, images, checkpoint))
     take(_labels(images.train))
@@ -81,19 +82,21 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     return choices
 
 
-def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
-    if not config.data.path:
+def _data(config: ConfigDict, given: Collection[str]) -> tuple[DataAt, list[Choice]]:
+    """The data set that is recognised at the path, or the one of the source that the user has named."""
+    data = config.data
+    if not data.path:
         raise UserError("name the images: vit-jax finetune PHOTOS, or --config.data.path=PHOTOS")
     if "data.source" in given:
-        return []
-    found = data_at(config.data.path)
+        return of_kind(data.source, data.path), []
+    found = data_at(data.path)
     choices = [Choice("data.source", found.kind, found.words)]
-    if found.path != config.data.path:
+    if found.path != data.path:
         choices.append(Choice("data.path", found.path, "the data set there"))
-    return choices
+    return found, choices
 
 
-def _checkpoint(config: ConfigDict, given: Collection[str]) -> tuple[Checkpoint, list[Choice]]:
+def _checkpoint(config: ConfigDict) -> tuple[Checkpoint, list[Choice]]:
     """The checkpoint to start from, which is downloaded where none is given."""
     choices = []
     name = config.finetune.checkpoint
@@ -115,34 +118,31 @@ def _checkpoint(config: ConfigDict, given: Collection[str]) -> tuple[Checkpoint,
         ) from error
 
 
-def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Images, list[Choice]]:
+def _splits(config: ConfigDict, given: Collection[str], found: DataAt) -> tuple[Images, list[Choice]]:
     """Splits that are there, or slices of all images with their share of each class."""
-    data, found = config.data, data_at(config.data.path) if "data.source" not in given else None
-    if found is None:
-        whole = data.train_split.split("[")[0] == "all"
-        found = DataAt(data.source, data.path, ("all",) if whole else ("train", "test"), "")
-    first = "all" if found.is_whole else "train"
-    if first not in found.splits:
-        raise UserError(
-            f"{data.path} has the splits {', '.join(found.splits)}, and none to train on: name one with "
-            "--config.data.train_split=NAME"
-        )
+    data = config.data
     keys = {"data.train_split", "data.dev_split", "data.test_split"}
+    first = "all" if found.is_whole else "train"
+    if "data.train_split" in given:
+        first = data.train_split.partition("[")[0]
+    elif first not in found.splits:
+        likely = next((name for name in DEV if name in found.splits), found.splits[0])
+        raise UserError(
+            f"{data.path} has the splits {', '.join(found.splits)}, and none to train on: name the one to "
+            f"train on, as with --config.data.train_split='{likely}[:70%]'"
+        )
     source = open_split(config, first)
-    choices = []
-    if not (keys & {*given}):
-        choices += _whole(source) if found.is_whole else _parts(found.splits)
-    named = {one.key: one.value for one in choices} | {
-        key: data[key.split(".")[1]] for key in keys & {*given}
-    }
+    check_files(source)
+    choices = _whole(source) if first == "all" else _parts(found.splits, first)
+    named = {one.key: one.value for one in choices}
+    named |= {key: data[key.removeprefix("data.")] for key in keys & {*given}}
     sliced = any("[" in (split or "") for split in named.values())
     open_to_groups = sliced and data.groups is None and "data.groups" not in given
     if open_to_groups and (groups := find_groups(source)):
         data.groups, count = groups
         reason = f"names show {count:,} groups, each of which is in one split"
         choices.append(Choice("data.groups", data.groups, reason))
-    if found.is_whole:
-        _check_enough(config, source)
+    _check_enough(config, source, first == "all")
     opened = {key: open_split(config, split) for key, split in named.items() if split}
     train = opened["data.train_split"]
     counts = (len(opened.get(key, ())) for key in ("data.dev_split", "data.test_split"))
@@ -176,33 +176,41 @@ def _whole(source: Source) -> list[Choice]:
     ]
 
 
-def _parts(names: Collection[str]) -> list[Choice]:
-    """Splits of a data set that has some of train, dev and test."""
-    dev = next((name for name in DEV if name in names), None)
+def _parts(names: Collection[str], first: str) -> list[Choice]:
+    """Splits of a data set that has some of train, dev and test.
+
+    Args:
+      first: the name of the one to train on.
+    """
+    dev = next((name for name in DEV if name in names and name != first), None)
     if dev and "test" in names:
         return [
-            Choice("data.train_split", "train", "as the data set has it"),
+            Choice("data.train_split", first, "as the data set has it"),
             Choice("data.dev_split", dev, "as the data set has it: to choose by"),
             Choice("data.test_split", "test", "as the data set has it"),
         ]
-    test = "test" if "test" in names else dev
+    test = "test" if "test" in names and first != "test" else dev
     if test:
         return [
-            Choice("data.train_split", "train[:85%]", "the data set has no third split to choose by"),
-            Choice("data.dev_split", "train[85%:]", "15 % of the training images, to choose by"),
+            Choice("data.train_split", f"{first}[:85%]", "the data set has no third split to choose by"),
+            Choice("data.dev_split", f"{first}[85%:]", "15 % of the training images, to choose by"),
             Choice("data.test_split", test, "as the data set has it"),
         ]
     return [
-        Choice("data.train_split", "train[:70%]", "the data set has no other split than train"),
-        Choice("data.dev_split", "train[70%:85%]", "to choose by"),
-        Choice("data.test_split", "train[85%:]", "that are looked at for the report alone"),
+        Choice("data.train_split", f"{first}[:70%]", f"the data set has no other split than {first}"),
+        Choice("data.dev_split", f"{first}[70%:85%]", "to choose by"),
+        Choice("data.test_split", f"{first}[85%:]", "that are looked at for the report alone"),
     ]
 
 
-def _check_enough(config: ConfigDict, source: Source) -> None:
-    """Raises UserError where a class has an image for one split alone, or there are hardly any images."""
+def _check_enough(config: ConfigDict, source: Source, whole: bool) -> None:
+    """Raises UserError where there are hardly any images, one class, or a class with one image.
+
+    Args:
+      whole: all splits are cut out of this source.
+    """
     path, table = config.data.path, source.known_labels()
-    if len(source) < FEWEST:
+    if whole and len(source) < FEWEST:
         raise UserError(
             f"{path} has {len(source)} images in all, and fine-tuning needs {FEWEST} at least, to train on, "
             "to choose by and to test; add images"
@@ -210,7 +218,13 @@ def _check_enough(config: ConfigDict, source: Source) -> None:
     if table is None or table.shape[1] > 1:
         return
     counts = np.bincount(table[table >= 0], minlength=len(source.class_names))
-    if lonely := [source.class_names[label] for label in np.flatnonzero(counts == 1)]:
+    if np.count_nonzero(counts) == 1 and (table >= 0).all():
+        name = source.class_names[int(np.argmax(counts))]
+        raise UserError(
+            f"{path} has images of one class, {name!r}, and a classifier needs two or more: add a folder, or "
+            f"rows, for each other class; without labels, vit-jax pretrain {path} trains on them"
+        )
+    if whole and (lonely := [source.class_names[label] for label in np.flatnonzero(counts == 1)]):
         kept = [name for name, count in zip(source.class_names, counts, strict=True) if count > 1]
         chosen = (
             f', or leave it out: --config.data.classes="{tuple(kept)}"' if len(kept) in range(2, 9) else ""

@@ -27,7 +27,7 @@ from vit_jax.models.image_model import TokenModel
 from vit_jax.models.vit import ViT
 from vit_jax.published.weights import checkpoint_of
 from vit_jax.runs.choices.choice import Choice
-from vit_jax.runs.choices.data_at import data_at
+from vit_jax.runs.choices.data_at import check_files, check_no_run, data_at, of_kind
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.finetuning import DEFAULT_CHECKPOINT, LARGE_CHECKPOINT
 from vit_jax.runs.choices.image_sizes import short_sides
@@ -127,6 +127,7 @@ def _data(config: ConfigDict, given: Collection[str]) -> list[Choice]:
         raise UserError("name the images: vit-jax pretrain PHOTOS, or --config.data.path=PHOTOS")
     if "data.source" in given:
         return []
+    check_no_run(path)
     if "://" in path or (os.path.isdir(path) and not os.path.isfile(os.path.join(path, "dataset_info.json"))):
         return [Choice("data.source", "folder", "a folder of images, nested in any way")]
     if not os.path.exists(path) and ":" not in path:
@@ -142,7 +143,9 @@ def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Ch
     if not {f"data.{key}" for key in SPLIT_KEYS} & {*given}:
         names = _split_names(config)
         whole = "train" if "train" in names else "all"
-        count = len(_open(config, whole))
+        source = _open(config, whole)
+        check_files(source)
+        count = len(source)
         if count < FEWEST:
             raise UserError(
                 f"{data.path} has {count} images; training without labels needs {FEWEST} at least"
@@ -163,8 +166,7 @@ def _splits(config: ConfigDict, given: Collection[str]) -> tuple[Source, list[Ch
 def _split_names(config: ConfigDict) -> set[str]:
     data = config.data
     if data.source != "folder":
-        path = data.path if os.path.exists(data.path) else f"{data.source}:{data.path}"
-        return {*data_at(path).splits}
+        return {*of_kind(data.source, data.path).splits}
     if "://" in data.path:
         return {"all"}
     folders = [os.path.basename(folder) for folder in folders_in(data.path)]

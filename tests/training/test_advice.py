@@ -1,0 +1,158 @@
+"""Errors of `finetune` and `pretrain` on unusual images or checkpoints: one line, whose advice works."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import vit_jax
+from tests.data.prepared import prepare
+from tests.training.test_choices import checkpoint, chosen, photographs  # noqa: F401
+from vit_jax.command import as_in_file, read_config
+from vit_jax.errors import UserError
+from vit_jax.runs.choices import settle
+
+
+def refusal(path, checkpoint, **changes) -> str:  # noqa: F811
+    with pytest.raises(UserError) as caught:
+        chosen(path, checkpoint, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def flags(message: str) -> dict:
+    """Values of the flags that a message names."""
+    found = re.findall(r"--config\.([\w.]+)=(?:\"(.*?)\"|'(.*?)'|([^\s;]+))", message)
+    texts = {key: one or two or three for key, one, two, three in found}
+    return {key: eval(text) if text.startswith("(") else text for key, text in texts.items()}
+
+
+def listed(folder, rows, header="file,label\n"):
+    (folder / "list.csv").write_text(header + "".join(f"{file},{label}\n" for file, label in rows))
+    return folder / "list.csv"
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder `images` of 30 images, and the rows of a CSV in its parent."""
+    photographs(tmp_path, {"images": 30})
+    return tmp_path, [(f"images/{k:03}.png", "cat" if k % 2 else "dog") for k in range(30)]
+
+
+def test_a_class_with_one_image_is_left_out_by_the_flag_of_the_error(tmp_path, checkpoint):  # noqa: F811
+    pets = photographs(tmp_path / "pets", {"cat": 8, "dog": 8, "fox": 1})
+    message = refusal(pets, checkpoint)
+    assert "1 image of the class fox" in message
+    assert chosen(pets, checkpoint, **flags(message))["data.classes"] == ("cat", "dog")
+
+
+def test_a_folder_with_two_readings_is_read_after_either_advice(tmp_path, checkpoint):  # noqa: F811
+    pets = photographs(tmp_path / "things", {"car": 9, "bus": 9, "train": 9})
+    message = refusal(pets, checkpoint)
+    assert "can be read in two ways" in message and "rename it, such as to train_class" in message
+    (pets / "train").rename(pets / "train_class")
+    assert chosen(pets, checkpoint)["data.train_split"] == "all[:60%]"
+    (pets / "train_class").rename(pets / "train")
+    for name in ("car", "bus"):
+        shutil.move(pets / name, tmp_path / name)
+    photographs(pets / "train", {"car": 9, "bus": 9})
+    assert chosen(pets, checkpoint)["data.train_split"] == "train[:70%]"
+
+
+def test_a_split_to_train_on_is_named_by_the_flag_of_the_error(tmp_path, checkpoint):  # noqa: F811
+    for split in ("val", "test"):
+        photographs(tmp_path / "pets" / split, {"cat": 10, "dog": 10})
+    message = refusal(tmp_path / "pets", checkpoint)
+    values = chosen(tmp_path / "pets", checkpoint, **flags(message))
+    splits = [values[f"data.{name}_split"] for name in ("train", "dev", "test")]
+    assert splits == ["val[:70%]", "val[85%:]", "test"]
+
+
+def test_one_class_is_refused_before_a_checkpoint_is_fetched(tmp_path):
+    pets = photographs(tmp_path / "pets", {"cat": 20})
+    message = refusal(pets, "hf://nobody/nothing")
+    assert "images of one class, 'cat', and a classifier needs two" in message
+    assert f"vit-jax pretrain {pets}" in message
+
+
+def test_a_folder_that_holds_the_folders_of_classes_is_entered(tmp_path, checkpoint):  # noqa: F811
+    photographs(tmp_path / "unpacked" / "pets", {"cat": 10, "dog": 10})
+    values = chosen(tmp_path / "unpacked", checkpoint)
+    assert values["data.path"] == str(tmp_path / "unpacked" / "pets")
+
+
+def test_missing_files_of_a_csv_are_counted_and_the_rest_is_read(images, checkpoint):  # noqa: F811
+    folder, rows = images
+    lost = [("images/lost.png", "cat"), ("images/gone.png", "dog")]
+    message = refusal(listed(folder, rows + lost), checkpoint)
+    assert "2 of 32 files that are listed do not exist, such as images/lost.png" in message
+    assert chosen(listed(folder, rows), checkpoint)["data.source"] == "csv"
+
+
+def test_the_column_of_labels_is_named_by_the_flag_of_the_error(images, checkpoint):  # noqa: F811
+    folder, rows = images
+    wide = [(file, f"{label},{k}") for k, (file, label) in enumerate(rows)]
+    path = listed(folder, wide, "image,species,number\n")
+    message = refusal(path, checkpoint)
+    assert "species, number" in message and flags(message) == {"data.label_key": "NAME"}
+    assert chosen(path, checkpoint, **{"data.label_key": "species"})["batch_size"] > 1
+    message = refusal(listed(folder, rows, "picture,species\n"), checkpoint)
+    assert message.endswith("call the column of files 'file'")
+    assert chosen(listed(folder, rows, "file,species\n"), checkpoint)["batch_size"] > 1
+
+
+def test_a_csv_without_rows_says_what_to_write(images, checkpoint):  # noqa: F811
+    folder, _ = images
+    for text in ("", "file,label\n"):
+        assert refusal(listed(folder, [], text), checkpoint).endswith("write a row FILE,LABEL for each image")
+
+
+def test_several_lists_in_a_folder_are_named(images, checkpoint):  # noqa: F811
+    folder, rows = images
+    listed(folder, rows).rename(folder / "first.csv")
+    listed(folder, rows).rename(folder / "second.csv")
+    message = refusal(folder, checkpoint)
+    assert message.endswith(f"give {folder / 'first.csv'} or {folder / 'second.csv'}")
+    assert chosen(folder / "first.csv", checkpoint)["data.source"] == "csv"
+
+
+def test_a_csv_of_something_else_does_not_hide_folders_of_classes(tmp_path, checkpoint):  # noqa: F811
+    pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
+    (pets / "notes.csv").write_text("name,age\nTom,3\n")
+    assert chosen(pets, checkpoint)["data.source"] == "folder"
+
+
+@pytest.mark.parametrize("recipe", ["my_images", "my_images_unlabelled"])
+def test_a_workdir_in_place_of_images_is_told_by_its_files(tmp_path, recipe):
+    for name in ("config.json", "manifest.json"):
+        (tmp_path / name).write_text("{}")
+    config = read_config(recipe)
+    file = as_in_file(config)
+    config.data.path = str(tmp_path)
+    with pytest.raises(UserError, match=f"is the workdir of a run: give the images .*--from={tmp_path}"):
+        settle(config, file, tmp_path / "none", str)
+
+
+def test_an_empty_folder_has_no_images(tmp_path, checkpoint):  # noqa: F811
+    (tmp_path / "empty").mkdir()
+    assert "has no images: give a folder with a folder of images" in refusal(tmp_path / "empty", checkpoint)
+
+
+def test_a_prepared_data_set_is_found_by_its_name_and_by_a_relative_path(
+    tmp_path,
+    checkpoint,  # noqa: F811
+    monkeypatch,
+):
+    prepare("mnist", tmp_path, {"train": 40, "test": 8})
+    monkeypatch.chdir(tmp_path)
+    (folder,) = Path("mnist").iterdir()
+    for path in (folder, Path(f"tfds:mnist:{tmp_path}")):
+        values = chosen(path, checkpoint)
+        assert (values["data.source"], values["data.train_split"]) == ("tfds", "train[:85%]")
+        assert values["data.test_split"] == "test"
+
+
+def test_a_model_has_the_checkpoint_of_its_name(tmp_path):
+    with pytest.raises(UserError, match="hf://timm/vit_small_patch14_dinov2.lvd142m"):
+        vit_jax.finetune(photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), "DINOv2-S/14")
