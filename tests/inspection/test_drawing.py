@@ -84,7 +84,8 @@ def test_a_model_of_stages_is_drawn_by_stages(name, files, tmp_path, capsys):
     for stage, features in enumerate(maps, start=1):
         assert arrays[f"stage_{stage}_colours"].shape == (*features.shape[:3], 3)
     page = (tmp_path / "index.html").read_text()
-    assert ("places of a window attend to" in page) == ("layer 3, head" in page) == (name == "Swin-T")
+    assert ("places of a window attend" in page) == ('name="head"' in page) == (name == "Swin-T")
+    assert ("attention_3" in arrays) == (name == "Swin-T")
 
 
 def test_transparent_picture_is_seen_on_white(tmp_path):

@@ -87,7 +87,7 @@ def dom(address: str, folder: Path) -> str:
         timeout=HANG,
         env=os.environ | {"HOME": str(folder)},
     )
-    assert "CONSOLE" not in process.stderr
+    assert "CONSOLE" not in process.stderr, process.stderr[-3000:]
     return process.stdout
 
 

@@ -1,7 +1,7 @@
 """The page of figures, as a command makes it and as a browser shows it."""
 
 import base64
-import re
+import json
 import subprocess
 import sys
 
@@ -55,7 +55,7 @@ def test_every_figure_is_on_the_page(shown):
     elsewhere = {"rollout.png", "tokens.png", "distance.png"}  # Laid over images, or SVG.
     for name in {*pictures} - elsewhere:
         assert base64.b64encode((out / name).read_bytes()).decode() in page
-    assert re.findall('id="view[0-9]+"', page) == [f'id="view{n}"' for n in range(3 + 2)]
+    assert page.index('class="attention"') < page.index("Checkpoint: ") < page.index("<h2>")
     assert "<h1>What ViT-16x1 (MLP 32, 2 heads)/4 trained on digits sees</h1>" in page
     assert "unreadable image skipped" in printed
 
@@ -81,22 +81,54 @@ def test_run_shows_its_own_test_images(run, no_tensorflow, finished, tmp_path):
 
 
 @browser.needed
-def test_page_shows_its_pictures_without_errors(shown, tmp_path):
-    """Also where the last head is clicked, by day and by night."""
+def test_sliders_draw_the_attention_of_layer_and_head(shown, tmp_path):
+    """Each map that the canvas shows is the arrays', in wide and narrow windows, by day and by night."""
     probe = f"""page => {{
+        const at = name => page.querySelector(name), found = {{}};
+        const drawn = () => {{
+            const canvas = at('.stage canvas'), {{width, height}} = canvas;
+            const copy = new OffscreenCanvas(width, height).getContext('2d', {{willReadFrequently: true}});
+            copy.drawImage(canvas, 0, 0);
+            const pixels = copy.getImageData(0, 0, width, height).data;
+            return [...pixels].filter((value, index) => index % 4 == 3);  // As opaque as its level.
+        }};
+        const move = (name, value) => {{
+            at(`[name=${{name}}]`).value = value;
+            at(`[name=${{name}}]`).dispatchEvent(new page.defaultView.Event('input', {{bubbles: true}}));
+        }};
+        const opacities = () => ['photograph', 'over'].map(
+            name => +page.defaultView.getComputedStyle(at(`.stage .${{name}}`)).opacity);
+        found.mean = drawn();
+        for (const head of [1, 2]) {{ move('head', head); found[`head ${{head}}`] = drawn(); }}
+        found.words = at('.stage figcaption').textContent;
+        found.view = at('[name=view]:checked').value;
+        at('[value=rollout]').click();
+        found.rollout = drawn();
+        page.querySelectorAll('.card')[2].click();
+        found['rollout of 2'] = drawn();
+        found.strengths = [0, 25, 50, 75, 100].map(value => (move('strength', value), opacities()));
+        at('[value=colours]').click();
+        found.opaque = drawn().every(value => value == 255);
         const images = [...page.images];
-        const loaded = images.every(image => image.complete && image.naturalWidth > 0);
-        const seen = () => images.filter(image => image.offsetParent);
-        const small = seen().some(image => image.getBoundingClientRect().width < 140);
-        const laid = () => seen().filter(i => i.matches('.over')).map(i => i.classList[1]).join();
-        const before = laid();
-        page.querySelector('label:has(#view4)').click();
-        const faults = ({browser.FAULTS})(page);
-        return `loaded ${{loaded}} small ${{small}} laid ${{before}} ${{laid()}} ${{faults}}`;
+        found.loaded = images.every(image => image.complete && image.naturalWidth > 0);
+        found.wide = at('.stage').offsetWidth;
+        found.faults = ({browser.FAULTS})(page);
+        return JSON.stringify(found);
     }}"""
-    laid = " ".join(",".join(3 * [view]) for view in ("view0", "view4"))  # Over three images.
-    found = browser.looked_at((shown[0] / "index.html").read_text(), probe, tmp_path)
-    assert found == len(found) * [f"loaded true small false laid {laid} "]
+    out = shown[0]
+    arrays = np.load(out / "arrays.npz")
+    heads, rollouts = arrays["attention_1"], arrays["rollout"]
+    maps = {"head 1": heads[0, 0], "head 2": heads[0, 1], "mean": heads[0].mean(axis=0)}
+    maps |= {"rollout": rollouts[0], "rollout of 2": rollouts[2]}
+    windows = browser.looked_at((out / "index.html").read_text(), probe, tmp_path)
+    for (width, _), text in zip(browser.WINDOWS, windows, strict=True):
+        found = json.loads(text)
+        for name, values in maps.items():
+            np.testing.assert_allclose(found[name], 255 * values.ravel() / values.max(), atol=0.51)
+        assert "Layer 1, head 2; brightest: " in found["words"] and found["view"] == "head"
+        assert found["strengths"] == [[1, 0], [1, 0.5], [1, 1], [0.5, 1], [0, 1]]
+        assert found["opaque"] and found["loaded"] and found["faults"] == ""
+        assert found["wide"] > (350 if width == 400 else 600)
 
 
 def test_drawing_imports_no_tensorflow(shown, no_tensorflow):

@@ -12,7 +12,8 @@ from vit_jax.errors import UserError
 from vit_jax.inspection import embeddings, figures, page_charts
 from vit_jax.inspection.attention_maps import attention_distance, check_attends, of_patches, rollout
 from vit_jax.inspection.html_page import Section, inline, note, picture, remark, write_page
-from vit_jax.inspection.viewer import View, viewer
+from vit_jax.inspection.map_sheet import LayerMaps, MapSheets, map_sheets
+from vit_jax.inspection.viewer import SCRIPT, viewer
 from vit_jax.models.image_model import TokenModel
 
 
@@ -89,8 +90,8 @@ def draw_all(
     if heads and "attention" in seen:
         draw_each("heads", "The last layer's attention, each head", "head", seen["attention"][:, -1])
     draw("distance", "Mean attention distance of each head", distance)
-    draw("positions", "Similarity of position embeddings", positions)
     draw("filters", "Principal components of the first layer's filters", filters)
+    draw("positions", "Similarity of position embeddings", positions)
     components = "their three principal components as colours"
     if "tokens" in seen:
         made = colours("token_colours", embeddings.token_colours(model, seen["tokens"]))
@@ -98,25 +99,28 @@ def draw_all(
     for stage, features in enumerate(seen.get("stages", ()), start=1):
         made = colours(f"stage_{stage}_colours", embeddings.colours(features))
         draw(f"stage_{stage}", f"The features of stage {stage}: {components}", made)
+    maps = _layer_maps(seen) if "rollout" in arrays or "attended" in seen else []
+    arrays |= {f"attention_{layer.number}": layer.heads for layer in maps}
     np.savez_compressed(out / "arrays.npz", **arrays)
     missing = "".join(remark(f"{caption}: {reason}") for caption, reason in undefined.items())
+    sheets = map_sheets(maps) if maps else None
+    shown = viewer(images, names, sheets, _colours(arrays, seen)) + _about(model, sheets) + note(source)
     sections = [
-        Section(
-            "", note(source) + _about(model, arrays, seen) + viewer(images, names, _views(arrays, seen)), ""
-        ),
+        Section("", shown, ""),
         Section("The model", _pictures(out, drawn, arrays) + missing, "pictures"),
     ]
-    print(write_page(out / "index.html", title, sections))
+    print(write_page(out / "index.html", title, sections, SCRIPT))
 
 
-def _about(model, arrays: dict, seen: dict) -> str:
-    """The line that says what is bright in the views."""
-    if "rollout" in arrays:
-        whose = "the class token attends" if model.pooling == "cls" else "the patches attend"
-        return note(f"Bright is what {whose} to; a click chooses the head.")
-    if seen.get("attended"):
-        return note("Bright is what the places of a window attend to; a click chooses the layer and head.")
-    return ""
+def _about(model, sheets: MapSheets | None) -> str:
+    """Returns a paragraph on what is bright in the maps, and on layers that the page has not."""
+    if sheets is None:
+        return ""
+    whose = "the class token attends" if getattr(model, "pooling", "") == "cls" else "the patches attend"
+    whose = whose if sheets.rollout else "the places of a window attend"
+    kept, count = len(sheets.rows), sheets.rows[-1].number
+    fewer = "" if kept == count else f" {kept} of {count} layers are on this page, all of them in arrays.npz."
+    return note(f"Bright is what {whose} to, relative to the brightest place of the map.{fewer}")
 
 
 def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
@@ -135,24 +139,21 @@ def _pictures(out: Path, drawn: dict[str, str], arrays: dict[str, np.ndarray]) -
     return "".join(shown)
 
 
-def _views(arrays: dict[str, np.ndarray], seen: dict[str, np.ndarray]) -> dict[str, list[View]]:
-    """The views over the images: rollout, the colours of tokens, the attention of each head."""
-    first = [View("image")]
-    if "rollout" in arrays:
-        first.insert(0, View("rollout", arrays["rollout"]))
+def _layer_maps(seen: dict) -> list[LayerMaps]:
+    """Returns the attention maps of all heads, and rollout, by layer; none where they are not defined."""
+    if "attention" in seen:
+        pairs = zip(np.moveaxis(seen["attention"], 1, 0), np.moveaxis(seen["rollout"], 1, 0), strict=True)
+        return [LayerMaps(number, *pair) for number, pair in enumerate(pairs, start=1)]
+    attended = enumerate(seen.get("attended", ()), start=1)
+    return [LayerMaps(number, np.moveaxis(maps, -1, 1)) for number, maps in attended]
+
+
+def _colours(arrays: dict[str, np.ndarray], seen: dict) -> dict[str, np.ndarray]:
+    """Returns principal components as colours: of the last tokens, or of each stage, the last one first."""
     if "token_colours" in arrays:
-        first.append(View("tokens as colours", arrays["token_colours"]))
-    for stage in range(len(seen.get("stages", ())), 0, -1):
-        first.append(View(f"stage {stage} as colours", arrays[f"stage_{stage}_colours"]))
-    views = {"all layers": first}
-    for layer, maps in reversed([*enumerate(seen.get("attended", ()), start=1)]):
-        heads = np.moveaxis(maps, -1, 0)
-        views[f"layer {layer}, head"] = [View(str(head), own) for head, own in enumerate(heads, 1)]
-    if "rollout" in arrays:
-        for layer in reversed(range(seen["attention"].shape[1])):
-            heads = np.moveaxis(seen["attention"][:, layer], 1, 0)
-            views[f"layer {layer + 1}, head"] = [View(str(head), maps) for head, maps in enumerate(heads, 1)]
-    return views
+        return {"tokens as colours": arrays["token_colours"]}
+    stages = range(len(seen.get("stages", ())), 0, -1)
+    return {f"stage {stage} as colours": arrays[f"stage_{stage}_colours"] for stage in stages}
 
 
 def look(model, images: np.ndarray, batch_size: int) -> dict:

@@ -23,9 +23,9 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The image in grey, under colours of how much it is looked at: uint8 `[height, width, 3]`.
+    """Returns the image under colours of how much it is looked at: uint8 `[height, width, 3]`.
 
-    It is seen on dark images too.
+    Heat is seen on dark images too.
 
     Args:
       image: uint8 `[height, width, 3]`.
@@ -33,8 +33,7 @@ def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """
     levels = (255 * _shares(image, weights)).round().astype(np.uint8)
     heat = cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO)[..., ::-1]
-    grey = image.mean(axis=-1, keepdims=True)
-    return ((1 - HEAT) * grey + HEAT * heat).round().astype(np.uint8)
+    return ((1 - HEAT) * image + HEAT * heat).round().astype(np.uint8)
 
 
 def _shares(image: np.ndarray, weights: np.ndarray) -> np.ndarray:

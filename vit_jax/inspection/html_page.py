@@ -63,17 +63,6 @@ th { font-weight: 600; font-size: .85rem; color: var(--muted); overflow-wrap: no
 .bar span + span { margin-left: auto; } .bar meter { width: 100%; height: .85rem; }
 .warning { border-left: 3px solid var(--wrong); padding-left: .8rem; margin: .6rem 0; }
 pre { overflow-x: auto; font-size: .85rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-.viewer fieldset { border: 0; padding: 0; margin: 0 0 .8rem; display: grid; gap: .35rem; min-width: 0; }
-.viewer fieldset div { display: flex; flex-wrap: wrap; gap: .3rem; align-items: center; }
-.viewer label { border: 1px solid var(--line); border-radius: 5px; padding: 0 .5rem; cursor: pointer; }
-.viewer label:has(:checked) { background: #2b6cb0; color: #fff; }
-.viewer label:has(:focus-visible) { outline: 2px solid; }
-.viewer input { position: absolute; opacity: 0; pointer-events: none; }
-.viewer .each { display: grid; gap: .7rem; }
-.viewer .each { grid-template-columns: repeat(auto-fill, minmax(min(100%, 10rem), 1fr)); }
-.viewer figure { margin: 0; font-size: .8rem; overflow-wrap: anywhere; min-width: 0; }
-.viewer .stack { position: relative; } .viewer .stack img { width: 100%; display: block; border-radius: 4px; }
-.viewer .stack .over { position: absolute; inset: 0; height: 100%; display: none; }
 details { margin: 1rem 0; } summary { cursor: pointer; } details > :not(summary) { margin-top: .6rem; }
 """
 
@@ -129,9 +118,9 @@ def page(title: str, sections: Iterable[Section], refresh: int | None = None, sc
 """
 
 
-def write_page(path: Path, title: str, sections: Iterable[Section], refresh: int | None = None) -> Path:
+def write_page(path: Path, title: str, sections: Iterable[Section], script: str = "") -> Path:
     """Writes a page, see `page`; returns `path`."""
-    return write_text(path, page(title, sections, refresh))
+    return write_text(path, page(title, sections, script=script))
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -1,104 +1,221 @@
-"""Images under heat maps of which a click chooses one, as HTML without a script."""
+"""Photographs under attention maps, which sliders choose by layer and head, as HTML with a script.
+
+A reader without scripts sees the first view over each photograph.
+"""
 
 import html
-import io
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping, Sequence
 
-import cv2
 import numpy as np
 
-from vit_jax.inspection.figures import HEAT
-from vit_jax.inspection.html_page import inline
+from vit_jax.inspection.html_page import breakable
+from vit_jax.inspection.map_sheet import MapSheets
+from vit_jax.inspection.page_images import SMALL, colours_address, image_address, levels_address
 
-MOST_SIDE = 320  # Pixels of an image on the page.
+PHOTOGRAPH = 640  # Pixels of its longer side on the page, at most.
+STRENGTH = 60  # Percent, at first.
+
+STYLE = """<style>
+.attention { display: grid; gap: 1rem 1.6rem; margin: 1rem 0; }
+.attention [hidden] { display: none !important; } .attention figure { margin: 0; min-width: 0; }
+.attention .stack { position: relative; display: block; background: #000; border-radius: 5px; }
+.attention .stack { overflow: hidden; }
+.attention .stack > * { display: block; width: 100%; height: 100%; }
+.attention .stack > * + * { position: absolute; inset: 0; }
+.attention .photograph { opacity: var(--photograph, 1); } .attention .over { opacity: var(--heat, 1); }
+.attention .small { image-rendering: pixelated; }
+.attention fieldset { border: 0; padding: 0; margin: 0; min-width: 0; }
+.attention legend { padding: 0; color: var(--muted); font-size: .85rem; margin-bottom: .3rem; }
+.attention .controls { display: grid; gap: .7rem; align-content: start; }
+.attention .views { display: flex; flex-wrap: wrap; gap: .3rem; }
+.attention .views label { border: 1px solid var(--line); border-radius: 5px; padding: .1rem .6rem; }
+.attention label { cursor: pointer; }
+.attention .views label:has(:checked) { background: #2b6cb0; color: #fff; }
+.attention label:has([type=radio]:focus-visible) { outline: 2px solid; outline-offset: 2px; }
+.attention [type=radio] { position: absolute; opacity: 0; pointer-events: none; }
+.attention .slider { display: grid; grid-template-columns: 4.6rem minmax(0, 1fr) 4.4rem; gap: .7rem; }
+.attention .slider { align-items: center; } .attention [type=range] { width: 100%; margin: .4rem 0; }
+.attention output { font-variant-numeric: tabular-nums; text-align: right; }
+.attention figcaption { display: flex; flex-wrap: wrap; gap: 0 1.5rem; justify-content: space-between; }
+.attention figcaption span { min-width: 0; overflow-wrap: break-word; }
+.attention .card { position: relative; display: block; font-size: .8rem; line-height: 1.35; min-width: 0; }
+.cards > div { display: grid; gap: .7rem; }
+.cards > div { grid-template-columns: repeat(auto-fill, minmax(min(100%, 14rem), 1fr)); }
+.attention .name { display: block; margin-top: .35rem; overflow: hidden; text-overflow: ellipsis; }
+.live .card:has(:checked) .stack { box-shadow: 0 0 0 2px Canvas, 0 0 0 5px #4c8dd6; }
+@media (max-width: 53.99rem) { /* One row, which scrolls: the photograph above stays in view. */
+  .live .cards > div { grid: auto / auto-flow 6.2rem; overflow-x: auto; padding: 6px; }
+}
+@media (min-width: 54rem) {
+  .live .cards > div { grid-template-columns: repeat(auto-fit, minmax(6.4rem, 1fr)); }
+  .live div:has(> .card:nth-child(10)) { grid-template-columns: repeat(auto-fit, minmax(5rem, 1fr)); }
+  .live { grid-template: auto 1fr / minmax(0, min(44rem, 80vh * var(--ratio))) minmax(17rem, 1fr); }
+  .live .stage { grid-row: span 2; }
+}
+</style>"""
+
+# The lower half of the strengths fades the maps in, the upper half fades the photographs out.
+FADE = """
+function fade(root, share) {
+  root.style.setProperty("--heat", Math.min(1, 2 * share));
+  root.style.setProperty("--photograph", Math.min(1, 2 - 2 * share));
+}
+"""
+
+SCRIPT = (
+    FADE
+    + """
+const root = document.querySelector(".attention"), layers = JSON.parse(root.dataset.layers);
+const at = name => root.querySelector(name), all = name => [...root.querySelectorAll(name)];
+const cards = all(".card"), chosen = name => at(`[name=${name}]:checked`);
+const layerSlider = at("[name=layer]"), headSlider = at("[name=head]"), strength = at("[name=strength]");
+
+function tell(slider, value, text) {
+  slider.nextElementSibling.textContent = value;
+  slider.setAttribute("aria-valuetext", text);
+}
+
+// The tile of a sheet that a view shows, and words for it.
+function chosenTile(view) {
+  const layer = layers[layerSlider.value - 1], {number, heads, rows, columns, top, first} = layer;
+  headSlider.max = heads;
+  const head = +headSlider.value, one = view == "head";
+  tell(layerSlider, `${number} of ${layers.at(-1).number}`, `layer ${number}`);
+  tell(headSlider, one ? `${head} of ${heads}` : "all", one ? `head ${head}` : "all heads");
+  const tile = one ? head - 1 : heads + (view == "rollout");
+  const text = one ? `Layer ${number}, head ${head}` : view == "mean" ? `Layer ${number}, mean of its heads`
+    : `Rollout up to layer ${number}`;
+  return {left: tile * columns, top, width: columns, height: rows, peak: first + tile, text};
+}
+
+function paint(canvas, picture, {left, top, width, height}) {
+  canvas.width = width;
+  canvas.height = height;
+  canvas.getContext("2d").drawImage(picture, -left, -top);
+}
+
+function draw() {
+  const view = chosen("view"), tile = view.value == "colours" ? null : chosenTile(view.value);
+  if (!tile && layerSlider) for (const slider of [layerSlider, headSlider]) tell(slider, "–", "not used");
+  for (const card of cards) {
+    const picture = card.querySelectorAll(tile ? ".sheet" : ".colours")[view.dataset.index || 0];
+    const part = tile || {left: 0, top: 0, width: picture.naturalWidth, height: picture.naturalHeight};
+    paint(card.querySelector("canvas"), picture, part);
+    if (card.contains(chosen("image"))) show(card, picture, part);
+  }
+  const share = strength.value / 100;
+  fade(root, tile ? share : share / 2);
+  tell(strength, `${strength.value}%`, `${strength.value}%`);
+}
+
+function show(card, picture, part) {
+  const {src, alt} = card.querySelector(".photograph"), photograph = at(".stage .photograph");
+  const [name, words] = all(".stage figcaption span"), peaks = JSON.parse(card.dataset.peaks);
+  if (photograph.src != src) photograph.src = src;
+  photograph.alt = alt;
+  paint(at(".stage canvas"), picture, part);
+  name.replaceChildren(...card.querySelector(".name").cloneNode(true).childNodes);
+  words.textContent = part.text ? `${part.text}; brightest: ${peaks[part.peak]} × the mean`
+    : chosen("view").parentElement.textContent;
+}
+
+root.addEventListener("input", event => {
+  const view = chosen("view").value, moved = event.target;
+  if (moved == headSlider || (moved == layerSlider && view == "colours")) at("[value=head]").checked = true;
+  draw();
+});
+addEventListener("load", () => {
+  root.classList.add("live");
+  for (const part of all(".stage, .controls, .card canvas")) part.hidden = false;
+  for (const part of all(".card .over:not(canvas)")) part.hidden = true;
+  at(".cards").hidden = cards.length == 1;
+  draw();
+});
+"""
+)
 
 
-class View(NamedTuple):
-    """Something to lay over each image.
-
-    Attributes:
-      name: stands on its button.
-      maps: `[images, rows, columns]`, drawn as heat, each by its largest; or `[images, rows, columns, 3]` of
-        colours in 0 ... 1, in the image's place; None: nothing is laid over it.
-    """
-
-    name: str
-    maps: np.ndarray | None = None
-
-
-def viewer(images: np.ndarray, names: Sequence[str], views: Mapping[str, Sequence[View]]) -> str:
-    """The images with all views laid over them, of which the first is seen at first.
+def viewer(
+    images: np.ndarray, names: Sequence[str], sheets: MapSheets | None, colours: Mapping[str, np.ndarray]
+) -> str:
+    """Returns photographs under maps, for a page that runs `SCRIPT`.
 
     Args:
       images: uint8 `[images, height, width, 3]`.
-      views: in rows of buttons, by what stands before a row.
+      sheets: the attention maps; None: the model has none.
+      colours: pictures over the photographs, `[images, rows, columns, 3]` in 0 ... 1, by their captions.
     """
-    flat = [view for row in views.values() for view in row]
-    numbers = iter(range(len(flat)))
-    rows = "".join(
-        f"<div><span>{html.escape(before)}</span>"
-        + "".join(_button(next(numbers), view.name) for view in row)
-        + "</div>"
-        for before, row in views.items()
+    cards = "".join(
+        _card(number, image, name, sheets, [colours_address(maps[number]) for maps in colours.values()])
+        for number, (image, name) in enumerate(zip(images, names, strict=True))
     )
-    rules = [f".viewer .heat {{ opacity: {HEAT}; }}"]
-    for number, view in enumerate(flat):
-        chosen = f".viewer:has(#view{number}:checked)"
-        rules.append(f"{chosen} .view{number} {{ display: block; }}")
-        if view.maps is not None and view.maps.ndim == 3:
-            rules.append(f"{chosen} .base {{ filter: grayscale(1); }}")
-    named = enumerate(zip(images, names, strict=True))
-    laid = [(number, view.maps) for number, view in enumerate(flat) if view.maps is not None]
-    each = "".join(_stack(image, name, {n: maps[i] for n, maps in laid}) for i, (image, name) in named)
-    style = "<style>\n" + "\n".join(rules) + "\n</style>"
-    return f'{style}<div class="viewer"><fieldset>{rows}</fieldset><div class="each">{each}</div></div>'
-
-
-def _button(number: int, name: str) -> str:
-    chosen = " checked" * (number == 0)
-    return f'<label><input type="radio" name="view" id="view{number}"{chosen}>{html.escape(name)}</label>'
-
-
-def _stack(image: np.ndarray, name: str, maps: Mapping[int, np.ndarray]) -> str:
-    """An image with all maps over it by their views' numbers, none of which is seen but the chosen one."""
-    over = "".join(
-        f'<img class="over view{number}{" heat" * (each.ndim == 2)}" alt="" src="{heat_address(each)}">'
-        for number, each in maps.items()
+    rows = html.escape(json.dumps([row._asdict() for row in sheets.rows] if sheets else []))
+    ratio = images.shape[2] / images.shape[1]
+    small = " small" * (max(images.shape[1:3]) <= SMALL)
+    return (
+        f'{STYLE}<div class="attention" data-layers="{rows}" style="--ratio: {ratio:.3f}">'
+        f'<figure class="stage" hidden><div class="stack"><img class="photograph{small}" alt="">'
+        '<canvas class="over"></canvas></div>'
+        '<figcaption><span></span><span class="muted" aria-live="polite"></span></figcaption></figure>'
+        '<div class="controls" hidden><fieldset class="views"><legend>Over the photograph</legend>'
+        f"{_views(sheets, colours)}</fieldset>{_sliders(sheets)}</div>"
+        f'<fieldset class="cards"><legend>Photograph</legend><div>{cards}</div></fieldset></div>'
     )
-    name = html.escape(name, quote=True)
-    small = ' style="image-rendering:pixelated"' if max(image.shape) <= 64 else ""
-    base = f'<img class="base" alt="{name}"{small} src="{image_address(image)}">'
-    return f'<figure><div class="stack">{base}{over}</div><figcaption>{name}</figcaption></figure>'
 
 
-def heat_address(values: np.ndarray) -> str:
-    """The address of a picture of a `View`'s map of one image, which a page contains.
+def _views(sheets: MapSheets | None, colours: Iterable[str]) -> str:
+    """Returns a button for each view, of which the first is chosen."""
+    views = [("mean", "mean of heads", ""), ("head", "one head", "")] if sheets else []
+    views += [("rollout", "rollout", "")] if sheets and sheets.rollout else []
+    views += [("colours", caption, f' data-index="{index}"') for index, caption in enumerate(colours)]
+    return "".join(
+        f'<label><input type="radio" name="view" value="{value}"{data}{" checked" * (not number)}>'
+        f"{html.escape(caption)}</label>"
+        for number, (value, caption, data) in enumerate(views)
+    )
 
-    It has a pixel for each patch; the browser draws them larger, and smoothly.
+
+def _sliders(sheets: MapSheets | None) -> str:
+    if sheets is None:
+        return strength_slider()
+    count, heads = len(sheets.rows), sheets.rows[-1].heads
+    return _slider("Layer", 1, count, count) + _slider("Head", 1, heads, 1) + strength_slider()
+
+
+def strength_slider() -> str:
+    """Returns the slider whose value in percent, as a share, is for `fade`."""
+    return _slider("Strength", 0, 100, STRENGTH)
+
+
+def _slider(name: str, low: int, high: int, value: int) -> str:
+    return (
+        f'<label class="slider"><span>{name}</span><input type="range" name="{name.lower()}" '
+        f'min="{low}" max="{high}" value="{value}"><output></output></label>'
+    )
+
+
+def _card(number: int, image: np.ndarray, name: str, sheets: MapSheets | None, colours: Sequence[str]) -> str:
+    """Returns a photograph to choose, its sheet of maps and its colours.
+
+    Without scripts it is seen under the last map, or else under the first colours.
+
+    Args:
+      colours: addresses of pictures.
     """
-    if values.ndim == 3:
-        return inline(_png((255 * values).round().astype(np.uint8)))
-    share = np.clip(values / max(float(values.max()), 1e-12), 0, 1)
-    heat = cv2.applyColorMap((255 * share).round().astype(np.uint8), cv2.COLORMAP_INFERNO)[..., ::-1]
-    return inline(_png(np.ascontiguousarray(heat)))
-
-
-def image_address(pixels: np.ndarray) -> str:
-    """The address of an image, `[height, width, 3]`, which a page contains."""
-    from PIL import Image
-
-    if max(pixels.shape) <= 64:
-        return inline(_png(pixels))
-    made, encoded = Image.fromarray(pixels), io.BytesIO()
-    made.thumbnail((MOST_SIDE, MOST_SIDE))
-    made.save(encoded, "JPEG", quality=88)
-    return inline(encoded.getvalue(), "jpeg")
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
-    encoded = io.BytesIO()
-    Image.fromarray(pixels).save(encoded, "PNG")
-    return encoded.getvalue()
+    over, sheet, peaks = "", "", []
+    if sheets:
+        over = levels_address(sheets.last_map(number))
+        sheet = f'<img class="sheet" alt="" hidden src="{levels_address(sheets.pixels[number])}">'
+        peaks = [float(f"{peak:.3g}") for peak in sheets.peaks[number]]
+    pictures = "".join(f'<img class="colours" alt="" hidden src="{address}">' for address in colours)
+    small = " small" * (max(image.shape[:2]) <= SMALL)
+    title, checked = html.escape(name, quote=True), " checked" * (not number)
+    photograph = f'<img class="photograph{small}" alt="{title}" src="{image_address(image, PHOTOGRAPH)}">'
+    return (
+        f'<label class="card" title="{title}" data-peaks="{json.dumps(peaks)}">'
+        f'<input type="radio" name="image" value="{number}"{checked}>'
+        f'<span class="stack">{photograph}<img class="over" alt="" src="{over or colours[0]}">'
+        f'<canvas class="over" hidden></canvas></span>{sheet}{pictures}<span class="name">{breakable(name)}'
+        "</span></label>"
+    )

@@ -3,39 +3,31 @@
 import html
 import json
 
-from vit_jax.inspection.figures import HEAT
+from vit_jax.inspection import viewer
 from vit_jax.inspection.html_page import Section, note, page
 
-STYLE = f"""<style>
-.drop {{ display: block; border: 2px dashed var(--muted); border-radius: 8px; padding: 1.6rem 1rem; }}
-.drop {{ text-align: center; cursor: pointer; }}
-.drop.over, .drop:hover {{ border-color: #4c8dd6; }} .drop:has(:focus-visible) {{ outline: 2px solid; }}
-.drop input {{ position: absolute; opacity: 0; pointer-events: none; }}
-#said.failed {{ color: var(--wrong); }} #answer[hidden], #near[hidden] {{ display: none; }}
-#answer {{ margin-top: 1.4rem; }}
-#answer .viewer {{ flex: 1 1 20rem; max-width: 26rem; }} #answer .base {{ min-height: 6rem; }}
-#answer .viewer .stack {{ background: var(--line); border-radius: 4px; }}
-#answer .classes {{ flex: 1 1 20rem; }}
-#answer .small {{ image-rendering: pixelated; }}
-#near .samples {{ grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }}
-.viewer:has(#heat:checked) .over {{ display: block; opacity: {HEAT}; }}
-.viewer:has(#heat:checked) .base {{ filter: grayscale(1); }}
+STYLE = """<style>
+.drop { display: block; border: 2px dashed var(--muted); border-radius: 8px; padding: 1.6rem 1rem; }
+.drop { text-align: center; cursor: pointer; }
+.drop.over, .drop:hover { border-color: #4c8dd6; } .drop:has(:focus-visible) { outline: 2px solid; }
+.drop input { position: absolute; opacity: 0; pointer-events: none; }
+#said.failed { color: var(--wrong); } #answer[hidden], #near[hidden] { display: none; }
+#answer { margin-top: 1.4rem; }
+#answer .attention { flex: 1 1 20rem; max-width: 26rem; margin: 0; }
+#answer .classes { flex: 1 1 20rem; }
+#near .small { image-rendering: pixelated; }
+#near .samples { grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }
 </style>"""
 
 BODY = """<label class="drop" id="drop"><input type="file" id="file" accept="image/*">
 Drop a photograph here, paste it, or click to choose one.</label>
 <p class="muted" id="said" role="status"></p>
 <div class="beside" id="answer" hidden>
-<div class="viewer">{buttons}
-<figure><div class="stack"><img class="base" alt="What the model sees of the photograph">
-<img class="over" alt=""></div>
-<figcaption></figcaption></figure></div>
+<div class="attention"><figure><div class="stack">
+<img class="photograph" alt="What the model sees of the photograph">{map}</div>
+<figcaption></figcaption></figure>{slider}</div>
 <div class="classes"></div></div>
 <div id="near" hidden><h2>Nearest images of {folder}</h2><div class="samples"></div></div>"""
-
-BUTTONS = """<fieldset><div>
-<label><input type="radio" name="view" id="heat" checked>rollout</label>
-<label><input type="radio" name="view">image</label></div></fieldset>"""
 
 SCRIPT = """
 const what = WHAT, at = id => document.getElementById(id), drop = at("drop"), said = at("said");
@@ -78,10 +70,10 @@ function sharpen(event) {
 }
 
 function show(name, answer) {
-  const box = at("answer"), [base, over] = box.querySelectorAll("img");
-  base.onload = sharpen;
-  base.src = answer.seen;
-  if (answer.heat) over.src = answer.heat.picture;
+  const box = at("answer"), [photograph, map] = box.querySelectorAll("img");
+  photograph.onload = sharpen;
+  photograph.src = answer.seen;
+  if (answer.heat) map.src = answer.heat.picture;
   box.querySelector("figcaption").textContent = `What the model sees of ${name}`;
   box.querySelector(".classes").replaceChildren(...answer.predictions.map(found => {
     const bar = made("div", undefined, "bar"), meter = made("meter");
@@ -116,6 +108,18 @@ document.ondrop = event => {
 document.onpaste = event => first(event.clipboardData.files);
 """
 
+FADE_BY_SLIDER = (
+    viewer.FADE
+    + """
+const strength = document.querySelector("[name=strength]");
+strength.oninput = () => {
+  fade(document.querySelector(".attention"), strength.value / 100);
+  strength.nextElementSibling.textContent = `${strength.value}%`;
+};
+strength.oninput();
+"""
+)
+
 NEAREST = 8
 
 
@@ -128,6 +132,7 @@ def drop_page(title: str, about: str, heat: bool, folder: str) -> str:
       folder: whose nearest images are shown; empty: none are.
     """
     asked = ["seen=1", *["heat=1"] * heat, *[f"neighbours={NEAREST}"] * bool(folder)]
-    body = BODY.format(buttons=BUTTONS if heat else "", folder=html.escape(folder))
-    script = SCRIPT.replace("WHAT", json.dumps("&".join(asked)))
-    return page(title, [Section("", note(about) + STYLE + body, "")], script=script)
+    over, slider = ('<img class="over" alt="">', viewer.strength_slider()) if heat else ("", "")
+    body = BODY.format(map=over, slider=slider, folder=html.escape(folder))
+    script = SCRIPT.replace("WHAT", json.dumps("&".join(asked))) + FADE_BY_SLIDER * heat
+    return page(title, [Section("", note(about) + viewer.STYLE + STYLE + body, "")], script=script)

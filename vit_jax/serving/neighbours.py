@@ -11,7 +11,7 @@ from vit_jax.data.decode import Unreadable
 from vit_jax.data.image_files import find_images
 from vit_jax.errors import as_text
 from vit_jax.evaluation.knn import unit
-from vit_jax.inspection.viewer import image_address
+from vit_jax.inspection.page_images import image_address
 from vit_jax.serving.engine import Engine
 
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vit_jax.data.decode import FORMATS, Unreadable
-from vit_jax.inspection.viewer import heat_address, image_address
+from vit_jax.inspection.page_images import heat_address, image_address
 from vit_jax.serving.batching import Batcher, Busy
 from vit_jax.serving.engine import Engine
 from vit_jax.serving.hosts import is_ours

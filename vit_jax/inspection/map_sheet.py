@@ -1,0 +1,115 @@
+"""All attention maps of an image as tiles of one picture, small enough for a page."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from vit_jax.inspection.page_images import levels
+
+MOST_PIXELS = 10_000_000  # Of all maps on a page: about as many bytes, a third more in base64.
+MOST_SIDE = 64  # Patches of a map's side; larger maps are averaged.
+
+
+class LayerMaps(NamedTuple):
+    """Attention maps of a layer.
+
+    Attributes:
+      number: of the layer, from 1.
+      heads: `[images, heads, rows, columns]`.
+      rollout: `[images, rows, columns]`, attention rollout up to this layer; None: it is not defined.
+    """
+
+    number: int
+    heads: np.ndarray
+    rollout: np.ndarray | None = None
+
+
+class SheetRow(NamedTuple):
+    """The tiles of a layer on a sheet: its heads, their mean, and rollout where it is defined.
+
+    Attributes:
+      number: of the layer, from 1.
+      heads: their count.
+      rows, columns: of a tile.
+      top: the first line of pixels.
+      first: the first tile's place in `MapSheets.peaks`.
+    """
+
+    number: int
+    heads: int
+    rows: int
+    columns: int
+    top: int
+    first: int
+
+
+class MapSheets(NamedTuple):
+    """The maps of all images.
+
+    Attributes:
+      rows: from top to bottom.
+      pixels: uint8 `[images, height, width]`, the `levels` of each tile.
+      peaks: `[images, tiles]`, the largest value of each tile relative to its mean.
+      rollout: each row ends with a tile of rollout.
+    """
+
+    rows: list[SheetRow]
+    pixels: np.ndarray
+    peaks: np.ndarray
+    rollout: bool
+
+    def last_map(self, image: int) -> np.ndarray:
+        """Returns the `levels` of an image's last tile: the last layer's rollout, or its heads' mean."""
+        row = self.rows[-1]
+        left = (self.peaks.shape[1] - row.first - 1) * row.columns
+        return self.pixels[image, row.top :, left : left + row.columns]
+
+
+def map_sheets(layers: Sequence[LayerMaps]) -> MapSheets:
+    """Lays the maps of each image out as tiles, a row for each layer.
+
+    If all of them have more than `MOST_PIXELS`, only every second (or third, ...) layer is kept, counted from
+    the last.
+    """
+    every = 1
+    while every < len(layers) and sum(map(_count_pixels, _thinned(layers, every))) > MOST_PIXELS:
+        every += 1
+    rows, bands, peaks, top, first = [], [], [], 0, 0
+    for layer in _thinned(layers, every):
+        tiles = _tiles(layer)
+        images, count, height, width = tiles.shape
+        rows.append(SheetRow(layer.number, layer.heads.shape[1], height, width, top, first))
+        bands.append(levels(tiles).transpose(0, 2, 1, 3).reshape(images, height, count * width))
+        peaks.append(tiles.max(axis=(2, 3)) / np.maximum(tiles.mean(axis=(2, 3)), 1e-12))
+        top, first = top + height, first + count
+    widest = max(band.shape[2] for band in bands)
+    bands = [np.pad(band, ((0, 0), (0, 0), (0, widest - band.shape[2]))) for band in bands]
+    rollout = layers[-1].rollout is not None
+    return MapSheets(rows, np.concatenate(bands, axis=1), np.concatenate(peaks, axis=1), rollout)
+
+
+def _thinned(layers: Sequence[LayerMaps], every: int) -> Sequence[LayerMaps]:
+    return layers[(len(layers) - 1) % every :: every]
+
+
+def _count_pixels(layer: LayerMaps) -> int:
+    images, heads, rows, columns = layer.heads.shape
+    return images * (heads + 2) * min(rows, MOST_SIDE) * min(columns, MOST_SIDE)
+
+
+def _tiles(layer: LayerMaps) -> np.ndarray:
+    """Returns the maps of a layer's heads, their mean and rollout, `[images, tiles, rows, columns]`."""
+    maps = [layer.heads, layer.heads.mean(axis=1, keepdims=True)]
+    if layer.rollout is not None:
+        maps.append(layer.rollout[:, None])
+    tiles = np.nan_to_num(np.concatenate(maps, axis=1, dtype=np.float32), posinf=0, neginf=0)
+    *shape, rows, columns = tiles.shape
+    if max(rows, columns) <= MOST_SIDE:
+        return tiles
+    side = (min(columns, MOST_SIDE), min(rows, MOST_SIDE))
+    small = [
+        cv2.resize(tile, side, interpolation=cv2.INTER_AREA) for tile in tiles.reshape(-1, rows, columns)
+    ]
+    return np.stack(small).reshape(*shape, *side[::-1])

@@ -1,0 +1,62 @@
+"""Images and maps as `data:` addresses, which a page contains."""
+
+import io
+
+import cv2
+import numpy as np
+
+from vit_jax.inspection.html_page import inline
+
+SMALL = 64  # Pixels: an image of at most these sides is stored exactly, and drawn in squares.
+
+
+def image_address(pixels: np.ndarray, most_side: int = 320) -> str:
+    """Returns the address of an image, `[height, width, 3]`, made smaller to at most `most_side` pixels."""
+    from PIL import Image
+
+    if max(pixels.shape) <= SMALL:
+        return inline(_png(Image.fromarray(pixels)))
+    made, encoded = Image.fromarray(pixels), io.BytesIO()
+    made.thumbnail((most_side, most_side))
+    made.save(encoded, "JPEG", quality=88)
+    return inline(encoded.getvalue(), "jpeg")
+
+
+def colours_address(colours: np.ndarray) -> str:
+    """Returns the address of a picture of colours in 0 ... 1, `[rows, columns, 3]`."""
+    from PIL import Image
+
+    return inline(_png(Image.fromarray((255 * colours).round().astype(np.uint8))))
+
+
+def heat_address(weights: np.ndarray) -> str:
+    """Returns the address of a heat map of `[rows, columns]`, relative to its largest value.
+
+    It has a pixel for each patch; the browser draws them larger, and smoothly.
+    """
+    return levels_address(levels(weights))
+
+
+def levels(weights: np.ndarray) -> np.ndarray:
+    """Quantizes maps `[..., rows, columns]` to uint8: 255 is the largest value of each map, 0 is zero."""
+    largest = np.maximum(weights.max(axis=(-2, -1), keepdims=True), 1e-12)
+    return (255 * np.clip(weights / largest, 0, 1)).round().astype(np.uint8)
+
+
+def levels_address(pixels: np.ndarray) -> str:
+    """Returns the address of a PNG whose palette draws the `levels` 0 ... 255 as heat.
+
+    The palette is matplotlib's inferno, and the lower a level, the more transparent it is.
+    """
+    from PIL import Image
+
+    heat = cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_INFERNO)[0, :, ::-1]
+    made = Image.fromarray(pixels)
+    made.putpalette(heat.tobytes())
+    return inline(_png(made, transparency=bytes(range(256))))
+
+
+def _png(image, **options) -> bytes:
+    encoded = io.BytesIO()
+    image.save(encoded, "PNG", **options)
+    return encoded.getvalue()
