@@ -126,7 +126,7 @@ def test_sliders_draw_the_attention_of_layer_and_head(shown, tmp_path):
         for name, values in maps.items():
             np.testing.assert_allclose(found[name], 255 * values.ravel() / values.max(), atol=0.51)
         assert "Layer 1, head 2; brightest: " in found["words"] and found["view"] == "head"
-        assert found["strengths"] == [[1, 0], [1, 0.5], [1, 1], [0.5, 1], [0, 1]]
+        assert found["strengths"] == [[1, 0], [1, 0.25], [1, 0.5], [0.5, 0.75], [0, 1]]
         assert found["opaque"] and found["loaded"] and found["faults"] == ""
         assert found["wide"] > (350 if width == 400 else 600)
 

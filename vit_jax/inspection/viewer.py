@@ -55,10 +55,10 @@ STYLE = """<style>
 }
 </style>"""
 
-# The lower half of the strengths fades the maps in, the upper half fades the photographs out.
+# A strength of 0 shows the photographs alone, 1 the maps alone; photographs fade in the upper half only.
 FADE = """
 function fade(root, share) {
-  root.style.setProperty("--heat", Math.min(1, 2 * share));
+  root.style.setProperty("--heat", share);
   root.style.setProperty("--photograph", Math.min(1, 2 - 2 * share));
 }
 """
@@ -104,8 +104,7 @@ function draw() {
     paint(card.querySelector("canvas"), picture, part);
     if (card.contains(chosen("image"))) show(card, picture, part);
   }
-  const share = strength.value / 100;
-  fade(root, tile ? share : share / 2);
+  fade(root, strength.value / 100);
   tell(strength, `${strength.value}%`, `${strength.value}%`);
 }
 
