@@ -103,13 +103,16 @@ def draw_all(
     arrays |= {f"attention_{layer.number}": layer.heads for layer in maps}
     np.savez_compressed(out / "arrays.npz", **arrays)
     missing = "".join(remark(f"{caption}: {reason}") for caption, reason in undefined.items())
-    sheets = map_sheets(maps) if maps else None
-    shown = viewer(images, names, sheets, _colours(arrays, seen)) + _about(model, sheets) + note(source)
-    sections = [
-        Section("", shown, ""),
-        Section("The model", _pictures(out, drawn, arrays) + missing, "pictures"),
-    ]
+    shown = _viewer(model, images, names, maps, _colours(arrays, seen)) + note(source)
+    pictures = _pictures(out, drawn, arrays) + missing
+    sections = [Section("", shown, ""), Section("The model", pictures, "pictures")]
     print(write_page(out / "index.html", title, sections, SCRIPT))
+
+
+def _viewer(model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict) -> str:
+    """Returns the photographs under their maps, and a paragraph on what is bright in them."""
+    sheets = map_sheets(maps) if maps else None
+    return viewer(images, names, sheets, colours) + _about(model, sheets)
 
 
 def _about(model, sheets: MapSheets | None) -> str:
