@@ -4,8 +4,8 @@ Into DIR: attention rollout over the images (--layers: after each layer; --heads
 layer), the heads' mean attention distance, similarity of the position embeddings, principal components of the
 first layer's filters and, as colours, of the last layer's tokens; of a BiT, ConvNeXt or Swin each stage's
 features as colours, and what places attend to in a Swin's windows. All as PNG, the numbers as arrays.npz, and
-index.html, one file with all of them, on which a click lays any head's attention over the images. A figure
-that is not defined for the model is a line that says why.
+index.html, one file, which begins with a photograph under the attention of the layer and head that sliders
+choose. A figure that is not defined for the model is a line that says why.
 """
 
 from pathlib import Path

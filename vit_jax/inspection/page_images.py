@@ -46,14 +46,15 @@ def levels(weights: np.ndarray) -> np.ndarray:
 def levels_address(pixels: np.ndarray) -> str:
     """Returns the address of a PNG whose palette draws the `levels` 0 ... 255 as heat.
 
-    The palette is matplotlib's inferno, and the lower a level, the more transparent it is.
+    The palette is matplotlib's inferno; its opacity is the square root of the level's share.
     """
     from PIL import Image
 
     heat = cv2.applyColorMap(np.arange(256, dtype=np.uint8), cv2.COLORMAP_INFERNO)[0, :, ::-1]
+    opacity = (255 * np.sqrt(np.arange(256) / 255)).round().astype(np.uint8)
     made = Image.fromarray(pixels)
     made.putpalette(heat.tobytes())
-    return inline(_png(made, transparency=bytes(range(256))))
+    return inline(_png(made, transparency=opacity.tobytes()))
 
 
 def _png(image, **options) -> bytes:
