@@ -143,9 +143,10 @@ def distance_dots(distances: np.ndarray) -> Figure:
 def draw_distances(axes: Axes, distances: np.ndarray) -> None:
     """Draws the dots of `distance_dots`."""
     for head, values in enumerate(distances.T):
-        axes.plot(np.arange(1, len(values) + 1), values, "o", markersize=4, label=f"head {head + 1}")
+        label = f"head {head + 1}" if distances.shape[1] <= 6 else None
+        axes.plot(np.arange(1, len(values) + 1), values, "o", markersize=4, label=label)
     axes.set(xlabel="layer", ylabel="mean attention distance, pixels")
     axes.set(xlim=(0.5, len(distances) + 0.5), ylim=(0, max(1.1 * float(distances.max()), 1)))
     axes.xaxis.get_major_locator().set_params(integer=True)
     if distances.shape[1] <= 6:
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))

@@ -33,7 +33,7 @@ def draw(title: str, paint: Callable, about: str, width: float = 4.6, height: fl
         paint(axes)
         if title:
             axes.set_title(title, loc="left", fontweight="bold")
-        if axes.get_legend_handles_labels()[1]:
+        if axes.get_legend() is None and axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False)
         drawing = io.StringIO()
         no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -24,10 +24,10 @@ SIDE, GAP = 160, 4  # Pixels of an image in a sheet, at least, and between two.
 MOST_PICTURES = 6
 MOST_HEADS = 6
 
-# Of a run's pictures of what the model sees, by the files' names.
+# Of a run's pictures of what the model sees, by the files' names: the tallest first, a column of the page.
 SEEN = {
-    "rollout.png": "Attention rollout over test images",
     "heads.png": "Attention of the last layer, a row for each head",
+    "rollout.png": "Attention rollout over test images",
     "tokens.png": "Patches of the last layer, their three principal components as colours",
     "distance.svg": "Mean attention distance of each head",
 }
