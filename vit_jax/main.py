@@ -40,6 +40,10 @@ def main(arguments: list[str]) -> None:
     command.use_compilation_cache()
     with distributed.start(COORDINATOR.value, PROCESSES.value, PROCESS.value, CONNECT_SECONDS.value) as peers:
         config = CONFIG.value
+        if "data.path" in given_keys(config):
+            from vit_jax.runs.choices.recognised import recognise
+
+            recognise(config, given_keys(config))
         check(config, file=command.as_in_file(config))
         if peers.count > 1:
             peers.agree("the config", dict(leaves(config)))

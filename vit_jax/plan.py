@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from vit_jax import command
-from vit_jax.config import check
+from vit_jax.config import check, given_keys
 from vit_jax.errors import UserError
 
 CONFIG = command.define_config("The job: a file such as configs/vit_h14_jft.py.")
@@ -32,8 +32,12 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unexpected argument {arguments[0]!r}")
     if CONFIG.value is None or CHIP.value is None:
         raise UserError("give --config=configs/vit_h14_jft.py, --chip=v5e and --topology=16x16")
-    check(CONFIG.value, file=command.as_in_file(CONFIG.value))
     os.environ["JAX_PLATFORMS"] = "cpu"  # The compiler's library would look for a TPU.
+    if "data.path" in given_keys(CONFIG.value):
+        from vit_jax.runs.choices.recognised import recognise
+
+        recognise(CONFIG.value, given_keys(CONFIG.value), _say)
+    check(CONFIG.value, file=command.as_in_file(CONFIG.value))
 
     from vit_jax.parallel.chips import find_chip
     from vit_jax.planning import choices, cost, roofline

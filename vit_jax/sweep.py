@@ -17,7 +17,9 @@ import sys
 from absl import flags
 
 from vit_jax import command
+from vit_jax.config import given_keys
 from vit_jax.errors import UserError
+from vit_jax.runs.choices.recognised import recognise
 from vit_jax.runs.jobs import outcome, run_jobs
 from vit_jax.runs.rate_search import (
     best_rate,
@@ -46,6 +48,7 @@ def main(arguments: list[str]) -> None:
     if not WORKDIR.value or CONFIG.value is None:
         raise UserError("give --config=configs/finetune.py and --workdir=DIR")
     config, folder = CONFIG.value, absolute(WORKDIR.value)
+    recognise(config, given_keys(config), lambda line: print(line, file=sys.stderr))
     check_sweep(config, file=command.as_in_file(config))
     given = config_flags_of(sys.argv[1:])
     rates = rate_jobs(config, folder, given)

@@ -9,9 +9,13 @@ import pytest
 import vit_jax
 from tests.data.prepared import prepare
 from tests.training.test_choices import checkpoint, chosen, photographs  # noqa: F401
-from vit_jax.command import as_in_file, read_config
+from vit_jax.command import read_config
+from vit_jax.config import check, given_keys
 from vit_jax.errors import UserError
+from vit_jax.planning.cost import data_set_size
 from vit_jax.runs.choices import settle
+from vit_jax.runs.choices.recognised import recognise
+from vit_jax.runs.splits import open_splits
 
 
 def refusal(path, checkpoint, **changes) -> str:  # noqa: F811
@@ -128,10 +132,9 @@ def test_a_workdir_in_place_of_images_is_told_by_its_files(tmp_path, recipe):
     for name in ("config.json", "manifest.json"):
         (tmp_path / name).write_text("{}")
     config = read_config(recipe)
-    file = as_in_file(config)
     config.data.path = str(tmp_path)
     with pytest.raises(UserError, match=f"is the workdir of a run: give the images .*--from={tmp_path}"):
-        settle(config, file, tmp_path / "none", str)
+        settle(config, given_keys(config), tmp_path / "none", str)
 
 
 def test_an_empty_folder_has_no_images(tmp_path, checkpoint):  # noqa: F811
@@ -156,3 +159,55 @@ def test_a_prepared_data_set_is_found_by_its_name_and_by_a_relative_path(
 def test_a_model_has_the_checkpoint_of_its_name(tmp_path):
     with pytest.raises(UserError, match="hf://timm/vit_small_patch14_dinov2.lvd142m"):
         vit_jax.finetune(photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), "DINOv2-S/14")
+
+
+def recognised(path, name="finetune:dataset=cifar10", said=None, **changes):
+    config = read_config(name)
+    config.update_from_flattened_dict({"data.path": str(path)} | changes)
+    recognise(config, given_keys(config), (said if said is not None else []).append)
+    return config
+
+
+@pytest.mark.parametrize("name", ["finetune:dataset=cifar10", "finetune:dataset=folder", "quickstart"])
+def test_a_path_is_recognised_whatever_the_source_of_the_config_was(tmp_path, name):
+    pets, said = photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), []
+    start = {"finetune.checkpoint": "vit.npz"} if name.startswith("finetune") else {}
+    config = recognised(pets, name, said, **start)
+    assert (config.data.source, config.data.train_split, config.data.test_split) == (
+        *("folder", "all[:80%]", "all[80%:]"),
+    )
+    assert any("--config.data.train_split='all[:80%]'" in line for line in said)
+    check(config)
+    splits = open_splits(config)
+    assert (len(splits.train), len(splits.test)) == (16, 4)
+
+
+def test_splits_that_a_path_has_are_those_of_the_run(tmp_path):
+    for split in ("train", "val"):
+        photographs(tmp_path / "pets" / split, {"cat": 4, "dog": 4})
+    data = recognised(tmp_path / "pets").data
+    assert (data.source, data.train_split, data.test_split) == ("folder", "train", "val")
+
+
+def test_values_of_the_user_are_not_recognised_anew(tmp_path):
+    pets, splits = photographs(tmp_path / "pets", {"cat": 4, "dog": 4}), {"data.train_split": "all[:50%]"}
+    data = recognised(pets, **splits, **{"data.source": "tfds"}).data
+    assert (data.source, data.train_split) == ("tfds", "all[:50%]")
+    data = recognised(pets, **splits).data
+    assert (data.source, data.train_split) == ("folder", "all[:50%]")
+
+
+def test_names_that_are_no_path_and_runs_without_labels_are_left_to_their_source(tmp_path):
+    assert recognised("cifar100").data.path == "cifar100"
+    photographs(tmp_path / "all", {"": 3, "may": 4})
+    data = recognised(tmp_path / "all", "dinov2").data
+    assert (data.source, data.train_split, data.test_split) == ("folder", "all[:80%]", "all[80%:]")
+
+
+def test_a_plan_counts_the_images_of_any_path(tmp_path):
+    pets = photographs(tmp_path / "pets", {"cat": 10, "dog": 10})
+    assert data_set_size(recognised(pets), None) == (16, 2)
+    prepare("mnist", tmp_path, {"train": 40, "test": 8})
+    config = recognised(f"tfds:mnist:{tmp_path}")
+    config.data.num_classes = None
+    assert data_set_size(config, None) == (40, 10)

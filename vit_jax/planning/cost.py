@@ -6,12 +6,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from vit_jax.data.sources import SOURCES
+from vit_jax.data.sources import SOURCES, open_source
 from vit_jax.data.sources.slices import split_range
 from vit_jax.errors import UserError
 from vit_jax.models.model_card import training_flops
 from vit_jax.planning.compile import Slice
-from vit_jax.runs.splits import open_splits
 from vit_jax.training.objectives import objective_of
 
 # Images before a split is cut, and classes, of sets that need not be here: the paper's.
@@ -57,7 +56,7 @@ class Cost:
 
 
 def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
-    """Training images and classes, none for an objective without labels; a folder at `data.path` is counted.
+    """Training images and classes, none for an objective without labels; a data set at `data.path` is opened.
 
     Raises:
       UserError: they are not known, and no flag says them.
@@ -67,8 +66,12 @@ def data_set_size(config: ConfigDict, images: int | None) -> tuple[int, int]:
     whole, classes = DATA_SETS.get(name, (None, None))
     if kind and (counts := kind.counts(config.data.path)):
         whole, classes = counts
-    if (whole is None or classes is None) and config.data.source == "folder" and Path(name).is_dir():
-        train = open_splits(config).train
+    values = config.data
+    there = Path(values.path).exists() or (values.source == "tfds" and ":" in values.path)
+    if (whole is None or classes is None) and kind and kind.path and there and values.path:
+        labels = objective_of(config).labels
+        options = dict(path=values.path, label_key=values.label_key, only=values.classes, labels=labels)
+        train = open_source(values.source, values.train_split, **options)
         images, classes = images or len(train), len(train.class_names)
     if images is None and whole is None:
         raise UserError(

@@ -1,0 +1,71 @@
+"""The source and the splits of a data set whose path the user gave to a config of another source."""
+
+import os
+from collections.abc import Callable, Collection
+
+from ml_collections import ConfigDict
+
+from vit_jax.data.sources.folder import folders_in
+from vit_jax.data.sources.folder_rules import is_ignored, split_name
+from vit_jax.errors import UserError
+from vit_jax.runs.choices.choice import Choice, in_words
+from vit_jax.runs.choices.data_at import DEV, DataAt, data_at
+from vit_jax.training.objectives import objective_of
+
+KINDS = ("digits", "folder", "csv", "tfds")  # Sources in whose place a path names another.
+
+
+def recognise(config: ConfigDict, given: Collection[str], say: Callable[[str], None] = print) -> None:
+    """Sets `data.source` and the splits by what is at `data.path`, where the user gave the path alone.
+
+    A path of which nothing is recognised stays as it is: its source refuses it.
+
+    Args:
+      say: receives a line for each value.
+    """
+    data = config.data
+    if "data.path" not in given or "data.source" in given or data.source not in KINDS:
+        return
+    if config.auto != "none":  # Which recognises it, and chooses more.
+        return
+    try:
+        found = data_at(data.path) if objective_of(config).labels else _unlabelled(data.path)
+    except UserError:
+        return
+    choices = []
+    if found.kind != data.source:
+        choices.append(Choice("data.source", found.kind, found.words))
+    if found.path != data.path:
+        choices.append(Choice("data.path", found.path, "the data set there"))
+    choices += _splits(config, found)
+    choices = [one for one in choices if one.key not in {*given} - {"data.path"}]
+    for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
+        say(line)
+    config.update_from_flattened_dict({one.key: one.value for one in choices})
+
+
+def _splits(config: ConfigDict, found: DataAt) -> list[Choice]:
+    """Splits in place of those that the data set does not have."""
+    named = {config.data[key].partition("[")[0] for key in ("train_split", "test_split")}
+    if named <= {*found.splits}:
+        return []
+    first = "all" if found.is_whole else "train"
+    if first not in found.splits:
+        return []
+    test = next((name for name in ("test", *DEV) if name in found.splits), None)
+    train = first if test else f"{first}[:80%]"
+    reason = "as the data set has it" if test else "it has no other split"
+    return [
+        Choice("data.train_split", train, reason),
+        Choice("data.test_split", test or f"{first}[80%:]", reason),
+    ]
+
+
+def _unlabelled(path: str) -> DataAt:
+    """A folder of images nested in any way, or splits of such; another data set as it is."""
+    if not os.path.isdir(path) or os.path.isfile(os.path.join(path, "dataset_info.json")):
+        return data_at(path)
+    folders = [name for name in map(os.path.basename, folders_in(path)) if not is_ignored(name)]
+    splits = tuple(filter(None, map(split_name, folders)))
+    has_splits = splits and len(splits) == len(folders)
+    return DataAt("folder", path, splits if has_splits else ("all",), "a folder of images")
