@@ -30,6 +30,7 @@ QUESTIONS = {
     "log to wandb": "docs/monitoring",
     "which learning rate": "docs/tutorials/finetune",
     "train on a TPU pod": "docs/pods",
+    "class imbalance": "docs/finetuning",
     "early stopping": "docs/finetuning",
     "freeze the backbone": "docs/finetuning",
     "two-phase training": "docs/finetuning",
