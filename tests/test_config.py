@@ -221,6 +221,8 @@ def test_config_describes_a_model(name):
     # Without a checkpoint fine-tuning must be told of which model.
     config = load(name, "model=ViT-B/16" if name in ("finetune", "bit_hyperrule") else None)
     configs.check(config)
+    if config.auto != "none":  # The model is the checkpoint's.
+        config.model.name = "ViT-S/16"
     factory = model_factory(num_classes=10, **model_arguments(config))
     assert count_parameters(abstract(factory)) > 1000
 
