@@ -65,7 +65,8 @@ def _runs(study: Study, stage: str, **values) -> list[Trial]:
     for seed in options["seeds"]:
         for name in options["sets"]:
             path = lay_out(name, study)
-            job = study.job(f"{name}-{stage}-{seed}", "my_images", data__path=path, seed=seed, **shared)
+            data = dict(data__path=path, data__source="csv" if path.suffix else "folder")
+            job = study.job(f"{name}-{stage}-{seed}", "my_images", seed=seed, **data, **shared)
             trials.append(Trial(stage, {"set": name, "seed": seed}, job))
     return trials
 
