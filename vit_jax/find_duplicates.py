@@ -28,7 +28,9 @@ def main(arguments: list[str]) -> None:
         raise UserError("give a folder of images: vit-jax duplicates FOLDER")
     for argument in arguments:
         if not os.path.isdir(argument):
-            raise UserError(f"{argument} is no folder: give one or several folders of images")
+            raise UserError(
+                f"{argument} is no folder: give one or several folders of images, such as a CSV's"
+            )
     if not 0 < SIMILARITY.value <= 1:
         raise UserError(f"--similarity={SIMILARITY.value} must be above 0, up to 1")
 

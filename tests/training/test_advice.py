@@ -11,9 +11,11 @@ from tests.data.prepared import prepare
 from tests.training.test_choices import checkpoint, chosen, photographs  # noqa: F401
 from vit_jax.command import read_config
 from vit_jax.config import check, given_keys
+from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
 from vit_jax.planning.cost import data_set_size
-from vit_jax.runs.choices import settle
+from vit_jax.preparation.readers import find
+from vit_jax.runs.choices import micro_batches, settle
 from vit_jax.runs.choices.recognised import recognise
 from vit_jax.runs.splits import open_splits
 
@@ -211,3 +213,28 @@ def test_a_plan_counts_the_images_of_any_path(tmp_path):
     config = recognised(f"tfds:mnist:{tmp_path}")
     config.data.num_classes = None
     assert data_set_size(config, None) == (40, 10)
+
+
+def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):
+    pets = photographs(tmp_path / "pets", {"cat": 2, "dog": 2})
+    prepare("mnist", tmp_path, {"train": 4, "test": 2})
+    (mnist,) = (tmp_path / "mnist").iterdir()
+    lists = listed(tmp_path, [("pets/cat/000.png", "cat")])
+    for path, kind in ((pets, "folder"), (mnist, "tfds"), (lists, "csv")):
+        assert data_set(f"{path}") == data_set(f"{kind}:{path}")
+    assert data_set(f"{pets}@all[:50%],all[50%:]").test_split == "all[50%:]"
+
+
+def test_prepare_takes_the_name_of_a_data_set_with_its_kind(tmp_path):
+    prepare("mnist", tmp_path, {"train": 4})
+    with pytest.raises(UserError, match="train on it as it is"):
+        find(f"tfds:mnist:{tmp_path}")
+    with pytest.raises(UserError, match="is a CSV, which is trained on as it is: --config.data.path="):
+        find(str(listed(tmp_path, [("a.png", "cat")])))
+
+
+def test_a_size_that_should_fit_is_a_multiple_of_the_patch(tmp_path, checkpoint, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(micro_batches, "memory_of", lambda device: (1e4, 1e4))
+    message = refusal(photographs(tmp_path / "pets", {"cat": 10, "dog": 10}), checkpoint)
+    assert message.startswith("not even 1 image of 32 pixels fit")
+    assert flags(message) == {"data.image_size": "16"}

@@ -77,7 +77,7 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
         """A run whose step needs a gigabyte for each image that it sees at once."""
 
         splits = SimpleNamespace(train=SimpleNamespace(max_labels=1))
-        origin = SimpleNamespace(model=ViT)
+        origin = SimpleNamespace(model=ViT, arguments={"patch_size": 8})
         program_of = staticmethod(lambda config: None)
 
     def needs(program, config, max_labels):

@@ -171,7 +171,7 @@ def find(source: str, kind: str | None = None, label_key: str | None = None) -> 
         raise UserError(f"unknown --kind={kind}; {nearest(kind, KINDS)}")
     try:
         if not root.exists():
-            root = _tfds_folder(source)
+            root = _tfds_folder(source.removeprefix("tfds:"))
         kind = kind or _recognise(root)
         data_set = KINDS[kind].find(root, label_key)
     except PermissionError as error:
@@ -193,6 +193,11 @@ def _recognise(root: Path) -> str:
             with root.open("rb") as file:
                 first = next(_members(root, file, root.stat().st_size), None)
             return "imagenet21k" if first and first.name.endswith(".tar") else "webdataset"
+        if root.suffix == ".csv":
+            raise UserError(
+                f"{root} is a CSV, which is trained on as it is: --config.data.path={root}; prepare takes a "
+                "folder, a .tar or a .parquet file"
+            )
         raise UserError(f"{root} is no data set: give a folder, a .tar or a .parquet file")
     if not root.is_dir():
         raise UserError(f"{root} is neither a folder nor a regular file")

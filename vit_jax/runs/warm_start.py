@@ -145,7 +145,7 @@ def find_origin(
     if values.head == "kept" and own["num_classes"] != num_classes:
         raise UserError(
             f"config.finetune.head='kept', but {values.checkpoint} has {own['num_classes']:,} classes and "
-            f"the data {num_classes:,}; use head='new'"
+            f"the data {num_classes:,}; give --config.finetune.head=new"
         )
     del wanted["name"]
     wanted = loose | wanted

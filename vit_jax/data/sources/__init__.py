@@ -6,6 +6,7 @@ Sources are read by many threads and sent to worker processes, so they hold no o
 `SOURCES` lists the kinds there are. A new one is a file with a `SourceKind`, and its line here.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -134,6 +135,8 @@ class DataSet(NamedTuple):
 def data_set(text: str) -> DataSet:
     """Reads `kind:path` or `kind:path@TRAIN_SPLIT,TEST_SPLIT`; without splits they are train and test.
 
+    A folder or a CSV on the disk needs no kind.
+
     Kinds and paths are those of `data.source` and `data.path`, and the name is the path's:
     `tfds:uc_merced@train[:1000],train[1000:]` is uc_merced.
 
@@ -141,6 +144,8 @@ def data_set(text: str) -> DataSet:
       UserError: it is not written so.
     """
     kinds = {name: kind for name, kind in SOURCES.items() if kind.stands_alone}
+    if os.path.exists(str(text).partition("@")[0]):
+        text = f"{_kind_at(str(text).partition('@')[0])}:{text}"
     match = re.fullmatch(r"(\w+):([^@]*)(?:@([^@,]+),([^@,]+))?", str(text))
     kind = kinds.get(match[1]) if match else None
     if not match or not kind or (kind.path and not match[2]):
@@ -150,3 +155,11 @@ def data_set(text: str) -> DataSet:
         )
     path = match[2]
     return DataSet(kind.name_of(path) or kind.name, kind.name, path, match[3] or "train", match[4] or "test")
+
+
+def _kind_at(path: str) -> str:
+    """The kind of the data set at a path that exists."""
+    if os.path.isfile(os.path.join(path, "dataset_info.json")):
+        return "tfds"
+    lists = path.lower().endswith(".csv") or os.path.isfile(os.path.join(path, "train.csv"))
+    return "csv" if lists else "folder"

@@ -62,9 +62,13 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
             reason = f"a step at once needs {first / GIB:.1f} GiB, and {there / GIB:.1f} are free"
             return [Choice(key, value, reason) for key, value in changes.items()]
     images = f"{least} images" if least > 1 else "1 image"
+    patch = parts.origin.arguments.get("patch_size") or 32
+    patch = max(patch) if isinstance(patch, tuple) else patch
+    smaller = config.data.image_size // 2 // patch * patch
+    size = f", or --config.data.image_size={smaller}" if smaller else ""
     raise UserError(
         f"not even {images} of {config.data.image_size} pixels fit into the {there / GIB:.1f} GiB that are "
-        "free: give a smaller model with --from, or --config.data.image_size=96"
+        f"free: give a smaller model with --from{size}"
     )
 
 
