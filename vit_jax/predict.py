@@ -1,9 +1,9 @@
 """Predicts the classes of images: python -m vit_jax.predict --checkpoint=WORKDIR PATH...
 
-PATH is an image, a folder (all images below it), a pattern such as 'photos/*.jpg', or - for standard input:
-one image, or paths, one a line. Each image is a line with its likeliest classes; --csv makes rows for a
-spreadsheet of it and --json JSON lines, --out=FILE writes them to a file, and --embed=FILE.safetensors or
-FILE.parquet writes what enters the head instead.
+PATH is an image, a folder (all images below it), a CSV that lists files, a pattern such as 'photos/*.jpg', or
+- for standard input: one image, or paths, one a line. Each image is a line with its likeliest classes; --csv
+makes rows for a spreadsheet of it and --json JSON lines, --out=FILE writes them to a file, and
+--embed=FILE.safetensors or FILE.parquet writes what enters the head instead.
 
 What is no image is skipped and named, or counted where it lies in a folder. Exit codes: 0, all images were
 read; 2, a mistake, or nothing was; 3, some images were skipped.

@@ -11,6 +11,7 @@ from tests.data.prepared import prepare
 from tests.training.test_choices import checkpoint, chosen, photographs  # noqa: F401
 from vit_jax.command import read_config
 from vit_jax.config import check, given_keys
+from vit_jax.data.image_files import find_images
 from vit_jax.data.sources import data_set
 from vit_jax.errors import UserError
 from vit_jax.planning.cost import data_set_size
@@ -223,6 +224,13 @@ def test_a_data_set_to_evaluate_on_needs_no_kind(tmp_path):
     for path, kind in ((pets, "folder"), (mnist, "tfds"), (lists, "csv")):
         assert data_set(f"{path}") == data_set(f"{kind}:{path}")
     assert data_set(f"{pets}@all[:50%],all[50%:]").test_split == "all[50%:]"
+
+
+def test_images_that_a_csv_lists_are_predicted(images):
+    folder, rows = images
+    found = find_images([str(listed(folder, rows))])
+    assert [found.path(index) for index in (0, 29)] == [f"{folder}/images/{k:03}.png" for k in (0, 29)]
+    assert len(found) == 30
 
 
 def test_prepare_takes_the_name_of_a_data_set_with_its_kind(tmp_path):

@@ -12,8 +12,10 @@ import numpy as np
 from vit_jax.data.decode import Unreadable, decode, why_unreadable
 from vit_jax.data.preprocess import TestCrop
 from vit_jax.data.sources.base import Example, Source
+from vit_jax.data.sources.csv_list import open_csv
 from vit_jax.data.sources.folder import read_file, walk
 from vit_jax.data.sources.folder_rules import IMAGE_SUFFIXES, in_words, sort_out
+from vit_jax.data.sources.kind import SourceOptions
 from vit_jax.errors import UserError, as_text
 
 
@@ -21,7 +23,8 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
     """Finds image files; what comes by standard input (`-`) is one image, or paths.
 
     Args:
-      arguments: files, folders, patterns; `-` reads standard input: an image, or paths, one a line.
+      arguments: files, folders, CSVs that list files, patterns; `-` reads standard input: an image, or paths,
+        one a line.
 
     Raises:
       UserError: a path that does not exist, a folder without images.
@@ -38,6 +41,10 @@ def find_images(arguments: Sequence[str]) -> "ImageFiles":
                 raise UserError(f"no images ({', '.join(IMAGE_SUFFIXES)}) in {argument}{there}")
             images += [(os.path.join(argument, path), None) for path in sorted(inside)]
             left_out += others
+        elif argument.lower().endswith(".csv") and os.path.isfile(argument):
+            listed = open_csv("all", SourceOptions(argument, label_key=None, labels=False))
+            images += [(os.path.join(listed.root, file), None) for file in listed.files]
+            left_out += listed.left_out
         elif os.path.exists(argument):
             images.append((argument, None))
         elif matching := [
