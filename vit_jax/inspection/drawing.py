@@ -106,7 +106,7 @@ def draw_all(
     shown = _viewer(model, images, names, maps, _colours(arrays, seen)) + note(source)
     pictures = _pictures(out, drawn, arrays) + missing
     sections = [Section("", shown, ""), Section("The model", pictures, "pictures")]
-    print(write_page(out / "index.html", title, sections, SCRIPT))
+    print(write_page(out / "index.html", title, sections, script=SCRIPT))
 
 
 def _viewer(model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict) -> str:

@@ -118,9 +118,11 @@ def page(title: str, sections: Iterable[Section], refresh: int | None = None, sc
 """
 
 
-def write_page(path: Path, title: str, sections: Iterable[Section], script: str = "") -> Path:
+def write_page(
+    path: Path, title: str, sections: Iterable[Section], refresh: int | None = None, script: str = ""
+) -> Path:
     """Writes a page, see `page`; returns `path`."""
-    return write_text(path, page(title, sections, script=script))
+    return write_text(path, page(title, sections, refresh, script))
 
 
 def write_text(path: Path, text: str) -> Path:
