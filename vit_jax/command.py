@@ -244,6 +244,11 @@ def parse_flags() -> list[str]:
         return rest
     except _ConfigFault as error:
         raise error.args[0] from error
+    except flags.UnrecognizedFlagError as error:
+        usage = (sys.modules["__main__"].__doc__ or "").partition("\n")[0].rpartition(": ")[2]
+        near = re.search(r"Did you mean: (\w+)", str(error))
+        meant = f"; did you mean --{near[1]}?" if near else ""
+        raise UserError(f"there is no flag --{error.flagname}{meant}; the usage is {usage}") from error
     except (flags.Error, KeyError, AttributeError, TypeError, ValueError, SyntaxError) as error:
         # Also of a value on the command line, which ml_collections sets.
         raise UserError(str(error).strip().splitlines()[-1]) from error

@@ -32,7 +32,7 @@ def fails(run, *arguments, **environment) -> str:
         ("--config.optimzer.learning_rate=1", "did you mean 'optimizer.learning_rate'?"),
         ("--config.optimizer.learning_rat=1", "in config.optimizer: did you mean 'learning_rate'?"),
         ("--config.optimizer.lr=1", "in config.optimizer: there are: average, "),
-        ("--wrokdir=x", "'wrokdir'. Did you mean: workdir"),
+        ("--wrokdir=x", "there is no flag --wrokdir; did you mean --workdir?"),
         ("--config.batch_size=many", "--config.batch_size=many"),
         ("--config.model.name=ViT-X/16", "'ViT-X/16'"),
         ("--config.model.patch_size=3", "patch size 3 does not divide the image of 16x16"),
