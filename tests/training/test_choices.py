@@ -141,8 +141,17 @@ def test_a_shorter_time_makes_fewer_steps(tmp_path, checkpoint, monkeypatch):
 
     monkeypatch.setattr(finetuning, "flops_per_second", lambda: 1e7)
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
-    long, short = (chosen(folder, checkpoint, minutes=minutes)["steps"] for minutes in (1000.0, 0.8))
-    assert short < long
+    monkeypatch.setattr(finetuning, "_forward_seconds", lambda checkpoint, size: 0.1)
+    long, short = (chosen(folder, checkpoint, minutes=minutes) for minutes in (1000.0, 4.0))
+    assert (long["steps"], long["evaluate_every"], long["early_stopping"]) == (132, 16, 4)
+    # 0.85 x 240 s - 30 s are 1,740 images: 115 before and after training, 15 in each of 8 evaluations.
+    assert (short["steps"], short["early_stopping"]) == (
+        int((1740 - 70 - 15 - 2 * 15 - 8 * 15) / (3.2 * 16)),
+        9,
+    )
+    assert short["optimizer.learning_rate"] == pytest.approx(
+        5e-5 * (16 / 32 * short["steps"] / 100) ** 0.5, 0.02
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ LARGE_CHECKPOINT = "hf://facebook/dinov2-base"  # For accelerators.
 MINUTES = 10.0  # Of a run on CPUs, where none are given.
 FEATURES = 0.3  # The share of that time that looking once at all images may take.
 BACKWARD = 3.2  # Times the forward pass that a training step takes.
-EVALUATIONS = 8
+EVALUATIONS, FEWEST_EVALUATIONS = 8, 3
+EVALUATED = 0.25  # The share of the time for training in which the dev images are looked at.
+STARTS = 30.0  # Seconds in which a run starts, compiles and ends.
 FEWEST = 6  # Images of all classes together.
 LEAST_STEPS = 8
 # By the number of images to train on: images in a batch, and passes.
@@ -323,22 +325,26 @@ def _length(
     epochs = config.epochs or _first(EPOCHS, count)
     steps = config.steps or max(LEAST_STEPS, math.ceil(epochs * count / batch))
     reason = f"{epochs:g} passes over {count:,} images"
-    seconds = _seconds(config)
+    seconds, evaluations, stopping = _seconds(config), EVALUATIONS, []
     if seconds is not None and not (config.steps or config.epochs):
         forward = _forward_seconds(checkpoint, config.data.image_size)
-        once = (count + images.dev + 2 * images.test + EVALUATIONS * images.dev) * forward
-        possible = int((0.85 * seconds - 30 - once) / (BACKWARD * forward * batch))
-        if possible < steps:
-            steps = max(LEAST_STEPS, possible)
+        left = (0.85 * seconds - STARTS) / forward - count - images.dev - 2 * images.test  # In images seen.
+        if left < BACKWARD * steps * batch + evaluations * images.dev:
+            affordable = int(EVALUATED * left / max(1, images.dev))
+            evaluations = min(EVALUATIONS, max(FEWEST_EVALUATIONS, affordable))
+            possible = int((left - evaluations * images.dev) / (BACKWARD * batch))
+            steps = min(steps, max(LEAST_STEPS, possible))
             reason = f"{steps * batch / count:.1f} passes over {count:,} images, in {seconds / 60:g} minutes"
-    every = config.evaluate_every if "evaluate_every" in given else max(1, round(steps / EVALUATIONS))
-    rate = float(f"{5e-5 * math.sqrt(batch / 32):.2g}")
+            stopping = [Choice("early_stopping", evaluations + 1, "never, as the time is short")]
+    every = config.evaluate_every if "evaluate_every" in given else max(1, round(steps / evaluations))
+    rate = float(f"{5e-5 * math.sqrt(batch / 32 * min(1, steps / 100)):.2g}")
     return [
+        *stopping,
         Choice("batch_size", batch, f"{count:,} images to train on"),
         *([] if config.epochs else [Choice("steps", steps, reason)]),
-        Choice("optimizer.learning_rate", rate, "of AdamW from a probe, by the square root of the batch"),
+        Choice("optimizer.learning_rate", rate, "of AdamW from a probe, by the root of batch and steps"),
         Choice("optimizer.warmup_steps", math.ceil(steps / 10) if steps > 1 else 0, "a tenth of the steps"),
-        Choice("evaluate_every", every, f"{EVALUATIONS} evaluations on the dev split"),
+        Choice("evaluate_every", every, f"{math.ceil(steps / every)} evaluations on the dev split"),
         Choice("checkpoint.every", every, "with each evaluation"),
         Choice("log_every", max(1, every // 4), "four lines between evaluations"),
     ]
