@@ -125,6 +125,7 @@ def test_probe_of_too_few_images_is_refused():
 def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowest_loss_held_out(each):
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss
+    from threadpoolctl import threadpool_limits
 
     train, test = features(120, seed=3, noise=4.0), features(200, seed=4, noise=4.0)
     if not each:  # What distinguishes the classes lies in a few large features; the others are small noise.
@@ -144,7 +145,8 @@ def test_a_linear_head_is_scikit_learns_regression_of_the_penalty_with_the_lowes
     def fitted(values, labels, penalty, own):
         standard = (values - values.mean(axis=0)) / scale_of(values, own)
         model = LogisticRegression(C=1 / (penalty * len(values)), max_iter=10_000, tol=1e-8)
-        return model.fit(standard, labels)
+        with threadpool_limits(1, "blas"):
+            return model.fit(standard, labels)
 
     model = fitted(train.values, train.labels[:, 0], head.penalty, each)
     expected = model.predict_proba((test.values - train.values.mean(axis=0)) / scale_of(train.values, each))

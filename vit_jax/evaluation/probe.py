@@ -174,6 +174,7 @@ def fit(
       each: every feature is divided by its own deviation; else all by one, which keeps their proportions.
     """
     from scipy.optimize import minimize
+    from threadpoolctl import threadpool_limits
 
     mean, deviation = _statistics(values, each)
     rows = over_devices((values - mean) / deviation, mesh)
@@ -187,7 +188,8 @@ def fit(
 
     # The loss is in float32: below its rounding there is nothing to gain.
     options = dict(maxiter=iterations, ftol=1e-8, gtol=1e-6)
-    found = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    with threadpool_limits(1, "blas"):  # Its products are small: several threads took 14 times as long.
+        found = minimize(function, start.ravel(), jac=True, method="L-BFGS-B", options=options)
     return found.x.reshape(start.shape)
 
 
