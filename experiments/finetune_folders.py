@@ -263,10 +263,10 @@ def finding(rows: list[dict]) -> str:
         better = sum(np.mean(row["kept"]) >= np.mean(row[other]) - 1e-9 for row in known)
         return f"{better} of {len(known)}"
 
-    return (
-        f"the kept model is at least as accurate as logistic regression on {at_least('logistic regression')} "
-        f"sets, as a new head on {at_least('head')}, as its own probe on {at_least('probe')}."
-    )
+    others = {"logistic regression": "logistic regression", "head": "a new head", "probe": "its own probe"}
+    known = [other for other in others if any(row[other] for row in rows)]
+    counts = ", ".join(f"as {others[other]} on {at_least(other)} sets" for other in known)
+    return f"the kept model is at least as accurate {counts}."
 
 
 def draw(study: Study, rows: list[dict]) -> Mapping[str, object]:
