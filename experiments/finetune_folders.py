@@ -299,8 +299,8 @@ EXPERIMENT = Experiment(
         stamps=dict(default="/usr/share/tuxpaint/stamps", help="folder of tuxpaint-stamps-default"),
         sets=dict(nargs="+", choices=list(SETS), default=list(SETS), help="the data sets"),
         seeds=dict(type=int, nargs="+", default=[0, 1, 2]),
-        minutes=dict(type=float, default=3.0, help="of each run, about"),
+        minutes=dict(type=float, default=2.0, help="of each run, about"),
     ),
     needs="tuxpaint-stamps-default (Debian), elpv-dataset, foolbox, scikit-image and a trained checkpoint",
-    minutes=90,
+    minutes=30,
 )
