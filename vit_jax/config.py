@@ -98,6 +98,16 @@ class Config(ConfigDict):
         except AttributeError as error:
             raise error.args[0] if isinstance(error.args[0], ConfigMistake) else error from None
 
+    def copy_and_resolve_references(self, visit_map: dict[int, ConfigDict] | None = None) -> "Config":
+        """Returns a copy with values in place of references; the values that the user set are the same."""
+        copied = super().copy_and_resolve_references(visit_map)
+        copied.__dict__[_GIVEN] = {*self.__dict__.get(_GIVEN, ())}
+        return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__[_GIVEN] = {*state.get(_GIVEN, ())}
+
     def update_from_flattened_dict(self, flattened_dict: Mapping[str, Any], strip_prefix: str = "") -> None:
         """Sets values by their dotted keys."""
         try:

@@ -63,6 +63,7 @@ def test_what_a_longer_run_began_with_stays_in_the_words_of_its_format(tmp_path)
         (30, {"optimizer.schedule": "cosine"}),
         (30, CONSTANT | {"optimizer.weight_decay_end": 0.4}),
         (30, CONSTANT | {"objective.name": "dino"}),
+        (30, CONSTANT | {"checkpoint.final": "best", "checkpoint.keep_best": 1}),
     ],
 )
 def test_a_run_that_sees_its_length_keeps_it(tmp_path, steps, values):

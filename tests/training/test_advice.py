@@ -200,6 +200,14 @@ def test_values_of_the_user_are_not_recognised_anew(tmp_path):
     assert (data.source, data.train_split) == ("folder", "all[:50%]")
 
 
+def test_a_split_that_is_chosen_has_no_images_of_the_users(tmp_path):
+    pets = photographs(tmp_path / "pets", {"cat": 4, "dog": 4})
+    with pytest.raises(UserError, match=r"in common, and --config.data.test_split was chosen: give both"):
+        recognised(pets, **{"data.train_split": "all[:90%]"})
+    own = {"data.train_split": "all[:90%]", "data.test_split": "all[90%:]"}
+    assert recognised(pets, **own).data.test_split == "all[90%:]"
+
+
 def test_names_that_are_no_path_and_runs_without_labels_are_left_to_their_source(tmp_path):
     assert recognised("cifar100").data.path == "cifar100"
     photographs(tmp_path / "all", {"": 3, "may": 4})

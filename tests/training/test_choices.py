@@ -1,5 +1,7 @@
 """Values of a fine-tuning that are chosen: the data set at a path, its splits and groups, and refusals."""
 
+import copy
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -241,3 +243,29 @@ def test_a_value_that_the_user_gives_holds_though_the_file_has_it_too(tmp_path, 
     lines = [line.split() for line in said]
     assert ["--config.finetune.head='new'", "yours"] in lines
     assert ["--config.optimizer.learning_rate=0.003", "yours"] in lines
+
+
+@pytest.mark.parametrize("copied", [lambda config: config.copy_and_resolve_references(), copy.deepcopy])
+def test_a_copy_of_a_config_knows_which_values_are_the_users(copied):
+    config = read_config("my_images")
+    config.data.path = "pets"
+    config.finetune.head = "new"
+    assert given_keys(copied(config)) == given_keys(config) == {"data.path", "finetune.head"}
+    assert given_keys(copied(read_config("my_images"))) == set()
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        ({"data.train_split": "all[:90%]"}, "dev"),
+        ({"data.test_split": "all[60%:]"}, "dev"),
+        ({"data.dev_split": "all[:20%]"}, "train"),
+    ],
+)
+def test_a_split_of_the_users_shares_no_images_with_one_that_is_chosen(tmp_path, checkpoint, own, other):
+    folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
+    with pytest.raises(UserError, match=rf"has images of data.{other}_split=.*: give all of --config.data"):
+        chosen(folder, checkpoint, **own)
+    apart = {"train": "all[:50%]", "dev": "all[50%:60%]", "test": "all[60%:]"}
+    values = chosen(folder, checkpoint, **{f"data.{name}_split": split for name, split in apart.items()})
+    assert {name: values[f"data.{name}_split"] for name in apart} == apart

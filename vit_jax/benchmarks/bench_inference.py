@@ -19,7 +19,6 @@ from vit_jax.benchmarks.bench_train import (
     compile_timed,
     fast_dtype,
     print_header,
-    program_memory,
     race,
     random_batch,
     timm_model,
@@ -29,6 +28,7 @@ from vit_jax.models import model_card
 from vit_jax.parallel.chips import GIB
 from vit_jax.parallel.mesh import make_mesh
 from vit_jax.parallel.process_settings import keep_freed_memory
+from vit_jax.runs.memory_check import program_memory
 from vit_jax.training.program import abstract_batch, make_program
 from vit_jax.training.step import make_forward
 

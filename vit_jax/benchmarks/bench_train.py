@@ -17,6 +17,7 @@ from vit_jax.models.model_card import training_flops
 from vit_jax.parallel.chips import GIB, peak_flops
 from vit_jax.parallel.mesh import make_mesh, split_batch
 from vit_jax.parallel.process_settings import keep_freed_memory, share_interpreter
+from vit_jax.runs.memory_check import program_memory
 from vit_jax.training.objectives import objective_of
 from vit_jax.training.program import make_program
 
@@ -291,10 +292,3 @@ def compile_timed(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, flo
     """A compiled program, and the seconds that compiling took."""
     started = time.perf_counter()
     return lowered.compile(), time.perf_counter() - started
-
-
-def program_memory(compiled: jax.stages.Compiled) -> int:
-    """Bytes on a device: arguments, temporaries, and results that take no argument's place."""
-    sizes = compiled.memory_analysis()
-    new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new

@@ -40,7 +40,8 @@ def fits(model: str, size: int) -> bool:
 def timed(model: str, size: int, turns: int) -> dict[str, float]:
     """Images/s here, the median of turns of a second, and MB that an image more takes."""
     from vit_jax.benchmarks.bench_inference import compile_ours, make_ours
-    from vit_jax.benchmarks.bench_train import fast_dtype, program_memory, take_turns
+    from vit_jax.benchmarks.bench_train import fast_dtype, take_turns
+    from vit_jax.runs.memory_check import program_memory
 
     dtype = fast_dtype()
     runner = make_ours(model, IMAGES, size, dtype)

@@ -175,7 +175,7 @@ def likely_changes(
                 changes = {}
                 if micro > 1:
                     changes["micro_batches"] = config.micro_batches * micro
-                    changes |= _groups_within(config, changes["micro_batches"])
+                    changes |= groups_within(config, changes["micro_batches"])
                 if remat != config.model.remat:
                     changes["model.remat"] = remat
                 if fsdp != mesh.fsdp:
@@ -184,7 +184,7 @@ def likely_changes(
                     yield changes
 
 
-def _groups_within(config: ConfigDict, micro_batches: int) -> Changes:
+def groups_within(config: ConfigDict, micro_batches: int) -> Changes:
     """The group of KoLeo that lies in one micro-batch, where the objective has KoLeo."""
     values, size = config.objective, config.batch_size // micro_batches
     if values.name != "dino" or not values.koleo or (values.koleo_group and size % values.koleo_group == 0):
@@ -254,6 +254,13 @@ def most_alive(jaxpr: core.Jaxpr) -> int:
         alive += change
         most = max(most, alive + extra.get(at, 0))
     return most
+
+
+def program_memory(compiled: jax.stages.Compiled) -> int:
+    """Bytes on a device: arguments, temporaries, and results that take no argument's place."""
+    sizes = compiled.memory_analysis()
+    new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new
 
 
 def bytes_of(arrays: list) -> int:

@@ -174,7 +174,8 @@ def _belongs(workdir: Path, config: ConfigDict, manifest: dict) -> SavedRun | No
 
 def _sees_length(config: ConfigDict) -> bool:
     """True where what training does depends on the length of the run."""
-    return sees_length(config.optimizer) or objective_of(config).sees_length(config)
+    ends_with_best = config.checkpoint.final == "best"  # Whose optimizer state is that of the last step.
+    return ends_with_best or sees_length(config.optimizer) or objective_of(config).sees_length(config)
 
 
 def _identity(manifest: dict) -> dict[str, dict]:

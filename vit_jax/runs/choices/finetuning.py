@@ -25,6 +25,7 @@ from vit_jax.runs.choices.data_at import DEV, DataAt, check_files, data_at, find
 from vit_jax.runs.choices.device import flops_per_second
 from vit_jax.runs.choices.image_sizes import short_sides
 from vit_jax.runs.choices.micro_batches import choose_micro_batches
+from vit_jax.runs.splits import share
 from vit_jax.runs.workdir import open_any
 
 DEFAULT_CHECKPOINT = "hf://facebook/dinov2-small"
@@ -147,8 +148,27 @@ def _splits(config: ConfigDict, given: Collection[str], found: DataAt) -> tuple[
     _check_enough(config, source, first == "all")
     opened = {key: open_split(config, split) for key, split in named.items() if split}
     train = opened["data.train_split"]
+    _check_apart(config, named, keys & {*given}, train)
     counts = (len(opened.get(key, ())) for key in ("data.dev_split", "data.test_split"))
     return Images(train, *counts), choices
+
+
+def _check_apart(config: ConfigDict, named: dict[str, str], own: Collection[str], train: Source) -> None:
+    """Raises UserError where a split of the user's has images of one that was chosen.
+
+    Args:
+      named: all splits, by key.
+      own: keys of the user's.
+    """
+    config.update_from_flattened_dict(named)
+    for one in sorted(own):
+        for other in sorted(named.keys() - own):
+            pair = (key.removeprefix("data.") for key in (one, other))
+            if named[one] and named[other] and share(config, train, *pair):
+                raise UserError(
+                    f"{one}={named[one]!r} is given, and has images of {other}={named[other]!r}, which was "
+                    f"chosen: give all of {', '.join(f'--config.{key}' for key in sorted(named))}"
+                )
 
 
 def open_split(config: ConfigDict, split: str) -> Source:

@@ -11,7 +11,7 @@ from vit_jax.models.image_model import TokenModel
 from vit_jax.parallel.chips import GIB, memory_of
 from vit_jax.runs.assemble import assemble
 from vit_jax.runs.choices.choice import Choice
-from vit_jax.runs.memory_check import changed, needs_of
+from vit_jax.runs.memory_check import changed, groups_within, needs_of, program_memory
 from vit_jax.training.program import Program, abstract_batch
 
 FREE = 0.8  # The share of the free memory that a step may take.
@@ -44,9 +44,7 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
             continue
         changes: dict[str, Any] = {}
         if micro > 1:
-            changes = {"micro_batches": micro}
-            if config.objective.koleo:
-                changes["objective.koleo_group"] = size
+            changes = {"micro_batches": micro} | groups_within(config, micro)
         if remat != "none":
             changes["model.remat"] = remat
         if changes.keys() & {*given}:
@@ -73,7 +71,7 @@ def choose_micro_batches(config: ConfigDict, given: Collection[str], least: int)
 
 
 def compiled_bytes(program: Program, config: ConfigDict, max_labels: int) -> float:
-    """Returns the bytes on a device of a compiled step: arguments, temporaries and new results."""
+    """Returns the bytes on a device of a compiled step; infinity where none is made for lack of memory."""
     batch = abstract_batch(config, program.mesh, max_labels)
     try:
         compiled = program.train_step.lower(program.state, program.metrics, batch).compile()
@@ -81,6 +79,4 @@ def compiled_bytes(program: Program, config: ConfigDict, max_labels: int) -> flo
         if bytes_asked(error) is None:
             raise
         return float("inf")
-    sizes = compiled.memory_analysis()
-    new = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + new
+    return program_memory(compiled)

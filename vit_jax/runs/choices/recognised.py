@@ -7,9 +7,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.sources.folder import folders_in
 from vit_jax.data.sources.folder_rules import is_ignored, split_name
+from vit_jax.data.sources.slices import overlap
 from vit_jax.errors import UserError
 from vit_jax.runs.choices.choice import Choice, in_words
 from vit_jax.runs.choices.data_at import DEV, DataAt, data_at
+from vit_jax.runs.splits import MANY
 from vit_jax.training.objectives import objective_of
 
 KINDS = ("digits", "folder", "csv", "tfds")  # Sources in whose place a path names another.
@@ -22,6 +24,9 @@ def recognise(config: ConfigDict, given: Collection[str], say: Callable[[str], N
 
     Args:
       say: receives a line for each value.
+
+    Raises:
+      UserError: a split of the user's and the one that is chosen have images in common.
     """
     data = config.data
     if "data.path" not in given or "data.source" in given or data.source not in KINDS:
@@ -42,6 +47,12 @@ def recognise(config: ConfigDict, given: Collection[str], say: Callable[[str], N
     for line in ("the data set at data.path:", *in_words(choices, ())) if choices else ():
         say(line)
     config.update_from_flattened_dict({one.key: one.value for one in choices})
+    chosen = [one for one in choices if one.key in ("data.train_split", "data.test_split")]
+    if len(chosen) == 1 and overlap(data.train_split, data.test_split, MANY):
+        raise UserError(
+            f"data.train_split={data.train_split!r} and data.test_split={data.test_split!r} have images in "
+            f"common, and --config.{chosen[0].key} was chosen: give both"
+        )
 
 
 def _splits(config: ConfigDict, found: DataAt) -> list[Choice]:
