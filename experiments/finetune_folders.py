@@ -98,7 +98,7 @@ def read(study: Study) -> list[dict]:
 def logistic_regression(workdir: Path) -> dict:
     """Test accuracy of scikit-learn's, with its own defaults, fitted on the training images of a run.
 
-    The figures are kept beside the workdir, as they take a minute.
+    The result is cached in a file next to the workdir.
     """
     kept = workdir.with_name(f"{workdir.name}.regression.json")
     if kept.exists():
@@ -231,12 +231,12 @@ SETS = {
     "views": DataSet("four turned views of each cut-out, 5 classes, grouped", _views),
     "digits": DataSet("handwritten digits of 8 pixels, 10 classes", _digits),
     "cells": DataSet("solar cells as a CSV, 2 classes", _cells),
-    "crops": DataSet("small parts of 40 photographs: of which one?", _crops),
+    "crops": DataSet("random crops of 40 photographs, classified by photograph", _crops),
 }
 
 
 def table(rows: list[dict]) -> str:
-    """Test accuracies of each set, with the mean and the deviation of the seeds."""
+    """Returns the test accuracies on each set: mean and std over the seeds."""
     columns = ("kept", "probe", "logistic regression", "head")
     header = (
         "images",

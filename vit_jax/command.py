@@ -71,7 +71,7 @@ def _help_asked() -> str | None:
 
 
 def _help(section: str, common: Sequence[str]) -> str:
-    """Says what the command does, its flags, and values of its config; or lists a section of these."""
+    """Returns the help text: the command's purpose, flags and config values, or one section of the config."""
     takes_config = "config" in flags.FLAGS
     if section not in ("", "full"):
         return listing(section) if takes_config else ""

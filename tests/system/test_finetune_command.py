@@ -38,7 +38,7 @@ def rows(workdir) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def tuned(run, finished, photos, tmp_path_factory):
-    """The workdir of a whole run, and what it printed."""
+    """The workdir of a finished run, and its output."""
     workdir = tmp_path_factory.mktemp("tuned") / "run"
     arguments = (photos, f"--from={finished}", f"--workdir={workdir}", *FEW)
     result = run(*arguments, module=MODULE)

@@ -16,7 +16,7 @@ CONSTANT = {"optimizer.schedule": "constant"}
 
 
 def claimed(workdir, steps: int, **values) -> None:
-    """Takes the workdir for a run of so many steps, which makes one, and gives it back."""
+    """Claims the workdir for a run of `steps` steps, adds a checkpoint of step 1, and releases it."""
     config = base_config()
     config.update_from_flattened_dict({"steps": steps} | values)
     config, _ = settled_config(workdir, config)

@@ -141,7 +141,7 @@ def test_page_fits_a_phone_and_a_desk(pages, tmp_path, name):
     assert browser.looked_at(text, probe, tmp_path) == 4 * ["empty false figures true "]
 
 
-# Words of class names, and what is of no use to a reader: a word on two lines, a row of charts with a gap.
+# Words of class names, and layout faults: a word broken over two lines, a row of charts with a gap.
 BROKEN = """page => {
     const broken = [];
     for (const part of page.querySelectorAll('.bar span, figcaption')) {

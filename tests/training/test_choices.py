@@ -51,7 +51,7 @@ def chosen(path, checkpoint, said=None, **changes) -> dict:
 
 @pytest.fixture(autouse=True)
 def unknown_memory(monkeypatch):
-    """A device of which nobody knows how much it has, as tests of other choices need none."""
+    """A device of unknown memory, so that no micro-batches are chosen."""
     monkeypatch.setattr(micro_batches, "memory_of", lambda device: (None, 0.0))
 
 
@@ -210,7 +210,7 @@ def test_a_batch_that_does_not_fit_is_cut_and_stays_the_batch(tmp_path, checkpoi
     needed = {}
 
     def compiled(program, config, max_labels):
-        """What the compiler says; it is compiled once for each number of micro-batches."""
+        """Returns the compiled step's memory, compiling once for each number of micro-batches."""
         if config.micro_batches not in needed:
             needed[config.micro_batches] = memory_compiled(program, config, max_labels)
         return needed[config.micro_batches]

@@ -74,7 +74,7 @@ def test_a_step_that_does_not_fit_is_cut_into_micro_batches_with_koleo_in_each(
     folder = photographs(tmp_path / "pets", {"cat": 60, "dog": 40})
 
     class Parts:
-        """A run whose step needs a gigabyte for each image that it sees at once."""
+        """A run whose step needs a gigabyte for each image of a micro-batch."""
 
         splits = SimpleNamespace(train=SimpleNamespace(max_labels=1))
         origin = SimpleNamespace(model=ViT, arguments={"patch_size": 8})

@@ -1,4 +1,4 @@
-"""Intermediate results beside the logits."""
+"""Intermediate results in addition to the logits."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A config's values, of which an editor knows the types."""
+"""Typed config values."""
 
 from vit_jax.config import base_config, check
 

@@ -1,4 +1,4 @@
-"""What enters the head, and the features of each place."""
+"""Pooled features, and the features of each patch."""
 
 import jax
 import numpy as np

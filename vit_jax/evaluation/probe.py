@@ -17,9 +17,7 @@ from vit_jax.parallel.mesh import everywhere, over_devices, replicated, split_ba
 
 PENALTIES = tuple(10.0**power for power in range(2, -7, -1))
 FOLDS = 5
-RISES = (
-    2  # Penalties in a row of a higher loss, after which smaller ones, whose fits take longest, are left out.
-)
+RISES = 2  # Penalties in a row with a higher loss, after which the search stops: smaller ones take longest.
 ONE_FOLD = 10_000  # Training images from which on a single tenth is held out.
 
 
@@ -97,7 +95,8 @@ def linear_head(
 ) -> LinearHead:
     """Fits the linear probe on all training images, with the penalty of the lowest loss in cross-validation.
 
-    Features are standardised each by its own deviation, or all by one, which is chosen with the penalty.
+    Each feature is divided by its own std, or all by one; cross-validation selects this and the penalty.
+    Penalties are tried from the largest on, until `RISES` in a row have a higher loss.
     The loss is that of `linear_probe`: of few images it chooses more steadily than the accuracy, and the
     probabilities are not overconfident. From 10,000 images on, one tenth is held out in place of five folds.
 
@@ -171,7 +170,7 @@ def fit(
     """Weights of standardised features and, in the last row, biases: float64 `[features + 1, classes]`.
 
     Args:
-      each: every feature is divided by its own deviation; else all by one, which keeps their proportions.
+      each: divide every feature by its own std; otherwise all by one, which keeps their proportions.
     """
     from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
@@ -211,7 +210,7 @@ def _loss(weights: np.ndarray, fitted: np.ndarray, test: Features, mesh: Mesh, e
 
 
 def _statistics(values: np.ndarray, each: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of each feature, and its deviation or the root mean square of all deviations, float32."""
+    """Returns the mean of each feature, and its std or the root mean square of all stds, float32."""
     mean, deviation = values.mean(axis=0, dtype=np.float64), values.std(axis=0, dtype=np.float64)
     if not each:
         deviation = np.full_like(deviation, np.sqrt(np.square(deviation).mean()))

@@ -110,13 +110,13 @@ def draw_all(
 
 
 def _viewer(model, images: np.ndarray, names: Sequence[str], maps: list[LayerMaps], colours: dict) -> str:
-    """Returns the photographs under their maps, and a paragraph on what is bright in them."""
+    """Returns the photographs under their attention maps, and a paragraph that explains the colours."""
     sheets = map_sheets(maps) if maps else None
     return viewer(images, names, sheets, colours) + _about(model, sheets)
 
 
 def _about(model, sheets: MapSheets | None) -> str:
-    """Returns a paragraph on what is bright in the maps, and on layers that the page has not."""
+    """Returns a paragraph that explains the colours of the maps and names the skipped layers."""
     if sheets is None:
         return ""
     whose = "the class token attends" if getattr(model, "pooling", "") == "cls" else "the patches attend"

@@ -23,7 +23,7 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def heat_map(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the image under colours of how much it is looked at: uint8 `[height, width, 3]`.
+    """Returns the image with its attention as a colour overlay: uint8 `[height, width, 3]`.
 
     Heat is seen on dark images too.
 

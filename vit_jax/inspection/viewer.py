@@ -164,7 +164,7 @@ def viewer(
 
 
 def _views(sheets: MapSheets | None, colours: Iterable[str]) -> str:
-    """Returns a button for each view, of which the first is chosen."""
+    """Returns a radio button for each view, with the first selected."""
     views = [("mean", "mean of heads", ""), ("head", "one head", "")] if sheets else []
     views += [("rollout", "rollout", "")] if sheets and sheets.rollout else []
     views += [("colours", caption, f' data-index="{index}"') for index, caption in enumerate(colours)]

@@ -42,7 +42,7 @@ def metadata_of(model, dtype: np.dtype, preprocessing: Preprocessing | None) -> 
 
     Args:
       dtype: of the program's images.
-      preprocessing: the checkpoint's; None: it does not say it.
+      preprocessing: the checkpoint's; None: unknown.
     """
     seen, size = preprocessing or UNSAID, model.image_size
     smoothed = seen.interpolation not in ("bilinear", "area")

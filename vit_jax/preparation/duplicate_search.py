@@ -29,12 +29,12 @@ _SIDE = 16  # Pixels of the small pictures.
 _BORDERS = (0, 1, 2)  # 64ths of a side that are cut off, so that crops are compared with what they show.
 _TYPICAL = 100  # Images whose mean is what all have in common.
 _SAME = 0.999  # Correlation of copies even where all images are alike, as of a camera that stands still.
-_PART = 256  # Images between two looks at the clock.
+_PART = 256  # Images between two checks of the time limit.
 _MOST_PAIRS = 2_000_000  # Of near fingerprints; of more, the nearest.
 
 
 class Looks(NamedTuple):
-    """Images by which near-duplicates are found; unreadable ones are left out.
+    """Fingerprints and thumbnails of images, for finding near-duplicates; unreadable images are skipped.
 
     Attributes:
       indices: in the source, int64 `[images]`.

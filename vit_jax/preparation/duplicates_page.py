@@ -80,7 +80,7 @@ def find_duplicates(folders: Sequence[str], similarity: float, say: Callable[[st
     Args:
       folders: one, in which folders of splits are known by their names, or several, each of them a split.
       similarity: the lowest of near-duplicates, as of `find_pairs`.
-      say: is called with lines of progress and on files that are left out.
+      say: callback for lines on progress and skipped files.
 
     Raises:
       UserError: a folder has no images.

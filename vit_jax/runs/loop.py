@@ -342,7 +342,8 @@ class Run:
     def _evaluate(self, step: int, last: bool) -> Figures | None:
         """The evaluation of the newest parameters; None where a signal came before its end.
 
-        With `checkpoint.final='best'`, a run that ends here takes the best parameters: `kept` says whose.
+        With `checkpoint.final='best'`, a run that ends here restores the best parameters: `kept` holds their
+        step.
         """
         self.ledger.enter("evaluate")
         self.watchdog.begins("evaluating")

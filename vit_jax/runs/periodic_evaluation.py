@@ -93,7 +93,7 @@ class PeriodicEvaluation:
           go_on: asked before each batch; None is returned when it says no, and nothing is written.
           splits: to evaluate; none: the one that chooses, and at the end the test images.
           last: this is the run's last evaluation; None: by the step.
-          kept: the step of which the parameters are, where it is another.
+          kept: the step that the parameters come from, if it is not this one.
         """
         last = step == self._parts.steps if last is None else last
         judged = self._parts.program.judged(state)

@@ -86,7 +86,7 @@ class ClassCounts(NamedTuple):
 
     @property
     def never_predicted(self) -> np.ndarray:
-        """Classes with images of which not one image is predicted to be."""
+        """Classes that have images and are never predicted."""
         return np.flatnonzero((self.images > 0) & (self.answers == 0))
 
 

@@ -21,7 +21,7 @@ def with_probe_head(parts: Parts, params: dict, say: Callable[[str], None]) -> d
 
     Args:
       params: of the model, nested, on the host.
-      say: is told of progress, of images that cannot be read, and of the probe.
+      say: callback for lines on progress, unreadable images and the fitted probe.
 
     Raises:
       UserError: the model has no single head, an image has not one label.

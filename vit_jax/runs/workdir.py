@@ -209,7 +209,7 @@ def steps_made(workdir: Path) -> bool:
 
 
 def ends_run(row: dict[str, float], steps: int) -> bool:
-    """Returns True for the row of metrics that a run of so many steps ends with, perhaps before the last."""
+    """Returns True for the last row of metrics of a finished run, which may have stopped early."""
     return "test/loss" in row and (row["step"] >= steps or "kept/step" in row)
 
 

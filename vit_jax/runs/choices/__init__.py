@@ -47,7 +47,7 @@ def settle(
       config: checked.
       given: keys whose values are the user's.
       workdir: of the run.
-      say: is told of each choice.
+      say: callback that receives a line for each choice.
 
     Raises:
       UserError: nothing can be chosen: no data, no checkpoint, too few images.

@@ -10,7 +10,7 @@ class Choice(NamedTuple):
     Attributes:
       key: of the config, dotted.
       value: of the option.
-      reason: what it follows from, in a few words.
+      reason: the reason for the value, in a few words.
     """
 
     key: str

@@ -33,7 +33,7 @@ class DataAt(NamedTuple):
       kind: the value of `data.source`.
       path: of `data.path`.
       splits: names of its splits; `all` where it has none.
-      words: what it is.
+      words: description for the user.
     """
 
     kind: str
@@ -119,7 +119,7 @@ def _with_lists(path: str, folders: Sequence[str]) -> DataAt | None:
 
 
 def _of_folders(path: str, folders: Sequence[str]) -> DataAt:
-    """The data set of which these are the folders: of classes, of splits, or one that holds all others."""
+    """Returns the data set with these folders: classes, splits, or one folder that contains all others."""
     images = sum(not why_left_out(name) for name in os.listdir(path))
     if not folders:
         if not images:

@@ -1,8 +1,8 @@
-"""The values of a fine-tuning on a data set of one's own: splits, size, length, rate, each with its reason.
+"""Automatic settings for fine-tuning on a custom data set, each with its reason.
 
 The recipe is LP-FT (Kumar et al., 2022): the head starts as a linear probe, all layers are then trained with
-AdamW at a low rate that falls from layer to layer, and what is best on the dev split is kept, if need be the
-probe.
+AdamW at a low learning rate with layer-wise decay, and the parameters with the best dev accuracy are kept,
+which may be those of the probe.
 """
 
 import math
@@ -34,7 +34,7 @@ MINUTES = 10.0  # Of a run on CPUs, where none are given.
 FEATURES = 0.3  # The share of that time that looking once at all images may take.
 BACKWARD = 3.2  # Times the forward pass that a training step takes.
 EVALUATIONS, FEWEST_EVALUATIONS = 8, 3
-EVALUATED = 0.25  # The share of the time for training in which the dev images are looked at.
+EVALUATED = 0.25  # Largest share of the training time that evaluations on the dev split may take.
 STARTS = 30.0  # Seconds in which a run starts, compiles and ends.
 FEWEST = 6  # Images of all classes together.
 LEAST_STEPS = 8
@@ -65,7 +65,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # Which may be told more exactly.
+    given = {*given} - {"data.path"}  # May be replaced by a more exact path.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
@@ -371,5 +371,5 @@ def _length(
 
 
 def _first(table: Sequence[tuple[float, int]], count: int) -> int:
-    """The value of the first row of a table that holds for so many images."""
+    """Returns the value of the first row of a table whose limit is above a number of images."""
     return next(value for most, value in table if count < most)

@@ -1,4 +1,4 @@
-"""Micro-batches, and what is computed anew in the backward pass, so that a step fits into memory."""
+"""Micro-batches and rematerialisation, chosen so that a training step fits into memory."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,4 +1,4 @@
-"""The values of a training without labels on one's own images: crops, batch, length, rates, with reasons.
+"""Automatic settings for self-supervised training on custom images, each with its reason.
 
 The losses are DINOv2's (2304.07193), of a ViT that goes on from trained parameters at a low learning rate. A
 model without patch tokens learns by DINO's alone.
@@ -44,7 +44,7 @@ MOST_STEPS, LEAST_STEPS, PASSES = 1000, 10, 50
 LARGE_SIDE, SMALLEST_SIDE = 224, 8  # Pixels of a large crop, and patches of one at least.
 LOCAL_SIDE = 98 / 224  # Of a large crop's.
 EVALUATIONS = 4
-MOST_COMPARED = 500  # Images whose neighbours are looked for, and as many to look among.
+MOST_COMPARED = 500  # Query images of k-NN, and as many reference images.
 NEIGHBOURS = 10
 
 
@@ -88,7 +88,7 @@ def choose(config: ConfigDict, given: Collection[str]) -> list[Choice]:
     """
     config = config.copy_and_resolve_references().unlock()
     choices: list[Choice] = []
-    given = {*given} - {"data.path"}  # Which may be told more exactly.
+    given = {*given} - {"data.path"}  # May be replaced by a more exact path.
 
     def take(more: list[Choice]) -> None:
         choices.extend(more)
@@ -260,13 +260,13 @@ def _crops(config: ConfigDict, start: Start, train: Source) -> list[Choice]:
 
 
 def _step_seconds(start: Start, size: int, local: int, crops: int) -> float:
-    """The time of training on an image: two large crops, which teacher and student see, and small ones."""
+    """Returns the training time per image: two large crops through teacher and student, and local crops."""
     large, small = start.multiply_adds(size), start.multiply_adds(local)
     return 2 * (2 * 4 * large + 3 * crops * small) / flops_per_second()
 
 
 def _length(config: ConfigDict, given: Collection[str], start: Start, count: int) -> list[Choice]:
-    """Batch, steps, rates and the teacher's momentum."""
+    """Returns batch size, steps, learning rate and the teacher's momentum."""
     seconds = _seconds(config)
     batch = min(config.batch_size if seconds is None else 32, 2 ** int(math.log2(max(2, count))))
     batch = config.batch_size if "batch_size" in given else batch

@@ -20,10 +20,10 @@ KINDS = ("digits", "folder", "csv", "tfds")  # Sources in whose place a path nam
 def recognise(config: ConfigDict, given: Collection[str], say: Callable[[str], None] = print) -> None:
     """Sets `data.source` and the splits by what is at `data.path`, where the user gave the path alone.
 
-    A path of which nothing is recognised stays as it is: its source refuses it.
+    A path that is not recognised is left unchanged, and opening its source raises the error.
 
     Args:
-      say: receives a line for each value.
+      say: callback that receives a line for each value.
 
     Raises:
       UserError: a split of the user's and the one that is chosen have images in common.
