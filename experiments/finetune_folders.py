@@ -270,20 +270,20 @@ def finding(rows: list[dict]) -> str:
 
 
 def draw(study: Study, rows: list[dict]) -> Mapping[str, object]:
-    """Accuracies of the four ways, side by side for each set."""
+    """Returns a bar chart of the accuracies on each set."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
-    ways = ("head", "logistic regression", "probe", "kept")
+    ways = [way for way in ("head", "logistic regression", "probe", "kept") if any(row[way] for row in rows)]
     for place, way in enumerate(ways):
-        positions = np.arange(len(rows)) + (place - 1.5) / 5
+        positions = np.arange(len(rows)) + (place - (len(ways) - 1) / 2) / 5
         axes.bar(positions, [100 * np.mean(row[way] or [0]) for row in rows], 0.18, label=way)
         for position, row in zip(positions, rows, strict=True):
             axes.plot([position] * len(row[way]), 100 * np.array(row[way]), ".", color="black", markersize=3)
     axes.set_xticks(range(len(rows)), [row["set"] for row in rows])
     axes.set(ylabel="test accuracy, %", ylim=(0, 100))
-    axes.legend(loc="lower right", ncols=2)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(ways), frameon=False)
     return {"finetune_folders": figure}
 
 
